@@ -1,0 +1,1 @@
+"""The agent: one loop, its inbox, prompt, budget and hook points."""

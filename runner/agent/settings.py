@@ -1,0 +1,58 @@
+"""Resolved settings of the loop: limits, retries, compaction thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one run; None is no limit. Times in seconds, sizes in bytes, cost in currency."""
+
+    steps: int | None = 200
+    turns: int | None = 8
+    wall: float | None = 1800.0
+    idle: float | None = 120.0
+    tool: float = 600.0
+    cost: float | None = None
+    tokens: int | None = None
+    output_bytes: int | None = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RetrySpec:
+    """Budget of retries for one model request: a number of attempts and seconds in all."""
+
+    attempts: int = 5
+    seconds: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionSpec:
+    """Thresholds of the three layers.
+
+    ``spill_*`` in UTF-8 bytes, ``prune_*`` in code points, ``summary_at`` and ``keep`` as shares of
+    the window, ``summary_max_tokens`` and ``min_output`` in tokens. ``summary_model`` None is the
+    run's own model.
+    """
+
+    spill_bytes: int = 50_000
+    spill_head: int = 6_000
+    spill_tail: int = 2_000
+    prune_over: int = 8_192
+    prune_head: int = 4_096
+    prune_tail: int = 1_024
+    summary_at: float = 0.8
+    keep: float = 0.16
+    summary_max_tokens: int = 8_192
+    summary_model: str | None = None
+    min_output: int = 2_000
+
+
+def compaction_for(spec: CompactionSpec, overrides: Mapping[str, CompactionSpec], model: str) -> CompactionSpec:
+    """The thresholds for ``model``: its override where there is one."""
+    return overrides.get(model, spec)

@@ -1,0 +1,1 @@
+"""Configuration: YAML in, frozen specs with the origin of each value out."""

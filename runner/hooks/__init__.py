@@ -1,0 +1,1 @@
+"""Hooks that come with the product: retry, repeat reminders, checks."""

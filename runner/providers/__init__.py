@@ -1,0 +1,1 @@
+"""Model providers: one protocol, adapters that do not know each other."""

@@ -1,0 +1,1 @@
+"""The sandbox: what confines every command and file tool, and how it is proved."""

@@ -1,0 +1,134 @@
+"""Settings and the contract of a sandbox backend.
+
+``confine(argv, policy)`` is pure: it wraps argv and says what to inherit. ``process.run``
+executes. The policy goes with each call and is fully resolved: absolute canonical paths only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from runner.permission import Mode
+
+
+PROPERTIES = ("pid_isolation", "git_protect", "metadata", "private_shm", "signal_scope")
+"""What a profile may ``require`` of a backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """Resource limits of one confined command; bytes and a number of processes."""
+
+    memory: int = 4_000_000_000
+    processes: int = 512
+    file_size: int = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """Resolved ``sandbox`` section of a profile. Paths are absolute."""
+
+    backend: str = "auto"
+    require: tuple[str, ...] = ()
+    network: bool = False
+    unix_sockets: bool = False
+    writable: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    env_allow: tuple[str, ...] = ()
+    env_set: Mapping[str, str] = field(default_factory=dict)
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+    unprotected_git: bool = False
+    keep_dac: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxPolicy:
+    """What one command may do.
+
+    Attributes:
+        mode: The permission mode of this call.
+        workspace: Canonical workspace path; also the command's working directory by default.
+        tmp: The session's temporary folder, seen by shell and file tools under the same path.
+        home: A private empty directory.
+        writable: Further writable roots (workspace-write only).
+        hidden: Paths that must look empty or absent.
+        environment: The whole environment of the command, already scrubbed.
+    """
+
+    mode: Mode
+    workspace: str
+    tmp: str
+    home: str
+    environment: Mapping[str, str]
+    writable: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    network: bool = False
+    unix_sockets: bool = False
+    unprotected_git: bool = False
+    keep_dac: bool = False
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+
+
+@dataclass(slots=True)
+class ConfinedCommand:
+    """A wrapped command, ready for ``process.run`` or ``process.start``.
+
+    ``cleanup`` frees what the wrapper needs (descriptors); call it once the command has started
+    or failed to. ``wrapper_failed(exit_code, stderr)`` tells a broken sandbox from a failed command.
+    """
+
+    argv: list[str]
+    environment: dict[str, str]
+    cwd: str
+    backend: str
+    not_enforced: tuple[str, ...] = ()
+    pass_fds: tuple[int, ...] = ()
+    cleanup: Callable[[], None] = lambda: None
+    wrapper_failed: Callable[[int, bytes], bool] = lambda _code, _stderr: False
+
+
+class Backend(Protocol):
+    """One way to confine a command."""
+
+    name: str
+
+    def missing_properties(self, policy: SandboxPolicy) -> tuple[str, ...]:
+        """Names of ``PROPERTIES`` this backend does not keep on this machine under ``policy``."""
+        ...
+
+    def confine(self, argv: Sequence[str], policy: SandboxPolicy, *, cwd: str | None = None) -> ConfinedCommand:
+        """Wrap ``argv``. The executable is an absolute path or found on the policy's PATH."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessResult:
+    """What became of a command.
+
+    Attributes:
+        exit_code: Exit status, None when a signal ended it.
+        signal: Name of the ending signal, None otherwise.
+        timed_out: It ran into its timeout and was killed.
+        cancelled: The run was cancelled and it was killed.
+        output: stdout and stderr as they came, at most ``capture`` bytes; then head and tail.
+        total_bytes: Bytes the command wrote in all.
+        truncated: Whether ``output`` lacks some of them.
+        overflow: File with all of them when ``output`` lacks some and a file was asked for.
+        duration: Seconds.
+        wrapper_failed: The sandbox could not start the command; ``output`` says why.
+    """
+
+    exit_code: int | None
+    signal: str | None
+    timed_out: bool
+    cancelled: bool
+    output: bytes
+    total_bytes: int
+    truncated: bool
+    duration: float
+    wrapper_failed: bool = False
+    overflow: str | None = None
