@@ -1,0 +1,1 @@
+"""Artifacts: what a run leaves behind, derived from the log."""

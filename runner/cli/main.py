@@ -1,0 +1,162 @@
+"""The ``nightshift`` command: finds the command group, shows errors, sets the exit code.
+
+Expected errors are one message with a code and a hint on stderr. Data goes to stdout only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from runner import __version__, diagnostics
+from runner.errors import ErrorCode, RunnerError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS = {
+    "doctor": "Say which sandbox backends work here, why others do not, and what to do.",
+    "plan": "Show the effective configuration of a task. Makes no model call.",
+    "policy": "Check policies.",
+    "run": "Run a task, unattended.",
+    "schema": "Print the JSON Schema of a format.",
+    "session": "Show, measure, verify and export session logs.",
+}
+"""Command group → one line for ``--help``. Each lives in ``runner.cli.<group>`` as ``command``."""
+
+_EXIT_GRACE = 5.0
+"""Seconds until a process that does not end by itself is ended."""
+
+
+def _set_format(_context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value:
+        diagnostics.configure(log_format=value)
+
+
+def _set_level(_context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value:
+        diagnostics.configure(level=value)
+
+
+def _diagnostic_options() -> list[click.Option]:
+    return [
+        click.Option(
+            ["--log-format"],
+            type=click.Choice(["text", "json"]),
+            expose_value=False,
+            callback=_set_format,
+            help="Format of the diagnostics on stderr.",
+        ),
+        click.Option(
+            ["--log-level"],
+            type=click.Choice(list(diagnostics.LEVELS)),
+            expose_value=False,
+            callback=_set_level,
+            help="Lowest level of the diagnostics on stderr; warning if not given.",
+        ),
+    ]
+
+
+def _add_options(command: click.Command) -> None:
+    if isinstance(command, click.Group):
+        for sub in command.commands.values():
+            _add_options(sub)
+    else:
+        known = {name for parameter in command.params for name in parameter.opts}
+        command.params.extend(option for option in _diagnostic_options() if not known & set(option.opts))
+
+
+class _Commands(click.Group):
+    """Loads a command group only when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's signature
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"runner.cli.{cmd_name}").command
+        _add_options(command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's signature
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            also = f" Did you mean {near[0]}?" if near else ""
+            raise click.UsageError(f"no command {args[0]!r}.{also}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="nightshift")
+def cli() -> None:
+    """Run LLM agents unattended: declared authority, a real sandbox, a log you can rely on."""
+
+
+def show_error(error: RunnerError) -> None:
+    """Write one expected error to stderr: code, message, hint."""
+    click.echo(f"error {error.code}: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)
+
+
+def run_cli(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code."""
+    try:
+        result: Any = cli.main(args=list(arguments), prog_name="nightshift", standalone_mode=False)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "nightshift"
+        click.echo(f"error {ErrorCode.CONFIG_INVALID}: {error.format_message()}", err=True)
+        click.echo(f"hint: see '{command} --help'", err=True)
+        return ErrorCode.CONFIG_INVALID.exit_code
+    except click.ClickException as error:
+        click.echo(f"error {ErrorCode.CONFIG_INVALID}: {error.format_message()}", err=True)
+        return ErrorCode.CONFIG_INVALID.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return ErrorCode.CANCELLED.exit_code
+    except RunnerError as error:
+        show_error(error)
+        return error.code.exit_code
+    except BrokenPipeError:
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            # The reader is gone. Python would complain again at exit, so point the descriptor elsewhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def main() -> NoReturn:
+    """Entry point of the installed command."""
+    try:
+        code = run_cli(sys.argv[1:])
+    except Exception as error:  # noqa: BLE001  # the last resort: our bug, said as such
+        import traceback
+
+        traceback.print_exception(error)
+        click.echo(f"error {ErrorCode.INTERNAL}: {error!r}", err=True)
+        click.echo("hint: this is a bug in nightshift; please report it with the lines above", err=True)
+        code = ErrorCode.INTERNAL.exit_code
+    _flush()
+    watchdog = threading.Timer(_EXIT_GRACE, os._exit, [code])
+    watchdog.daemon = True
+    watchdog.start()
+    sys.exit(code)

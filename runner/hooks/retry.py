@@ -1,0 +1,50 @@
+"""Retries of model requests: the one layer that repeats them.
+
+Delay: what the server asked for, up to a cap, else min(0.5 * 2^n, 8) seconds less up to 25 %
+jitter. The budget is a number of attempts and seconds in all. History is unchanged by a retry,
+so the cached prefix is kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runner.agent.hook import Hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runner.agent.hook import RequestFailed
+    from runner.agent.settings import RetrySpec
+
+FIRST_DELAY = 0.5
+LONGEST_DELAY = 8.0
+LONGEST_RETRY_AFTER = 120.0
+JITTER = 0.25
+
+
+class RetryHook(Hook):
+    """Decides whether and when a failed attempt is repeated.
+
+    Args:
+        spec: ``attempts`` counts all attempts of one request, ``seconds`` their time together.
+        random: Numbers from 0 to 1 for the jitter.
+    """
+
+    def __init__(self, spec: RetrySpec, *, random: Callable[[], float]) -> None:
+        self._spec = spec
+        self._random = random
+
+    def on_response(self, failed: RequestFailed) -> float | None:
+        """Seconds to wait, None when the failure is final or the budget is used up."""
+        if not failed.error.retryable or failed.attempt >= self._spec.attempts:
+            return None
+        asked = failed.error.retry_after
+        if asked is not None:
+            if asked > LONGEST_RETRY_AFTER:
+                return None
+            delay = max(0.0, asked)
+        else:
+            delay = min(FIRST_DELAY * 2 ** (failed.attempt - 1), LONGEST_DELAY)
+            delay *= 1 - JITTER * self._random()
+        return delay if failed.waited + delay <= self._spec.seconds else None
