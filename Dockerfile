@@ -10,8 +10,8 @@ RUN python3 -m venv /opt/nightshift \
 FROM ${BASE}
 COPY --from=install /opt/nightshift /opt/nightshift
 ENV PATH=/opt/nightshift/bin:$PATH PYTHONUNBUFFERED=1
-RUN useradd --create-home --uid 10001 nightshift && install -d -o nightshift -g nightshift /work
+RUN useradd --create-home --uid 10001 nightshift && install -d -o nightshift -g nightshift /workspace
 USER nightshift
-WORKDIR /work
+WORKDIR /workspace
 ENTRYPOINT ["nightshift"]
 CMD ["--help"]
