@@ -1,0 +1,154 @@
+"""The image on a real engine: how it is built, what it runs as, and that the sandbox holds inside it.
+
+The base is a Debian made with debootstrap and kept in ``build/docker``, since a test must not depend on
+a registry of images. A missing engine fails these tests; it does not skip them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import docker
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SUITE = "bookworm"
+PACKAGES = "git,python3,python3-venv"
+UNUSED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "dev")
+
+DEMO = "python -c 'import runner, pathlib; print(pathlib.Path(runner.__file__).parent / \"configs/demo/run.py\")'"
+
+
+def run_command(*command: str | Path) -> None:
+    """Run a command of the preparation; its output is shown when it fails."""
+    result = subprocess.run(
+        command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container that has ended."""
+
+    exit_code: int
+    output: str
+
+
+@dataclass(frozen=True)
+class Built:
+    """The image under test and the engine it is on."""
+
+    client: docker.DockerClient
+    image: str
+
+    def run(self, arguments: Sequence[str], **options: Any) -> Container:
+        """Run a container without a network to its end; the output is stdout and stderr as they came."""
+        container = self.client.containers.run(self.image, list(arguments), detach=True, network_mode="none", **options)
+        try:
+            exit_code = container.wait(timeout=300)["StatusCode"]
+            return Container(exit_code, container.logs().decode())
+        finally:
+            container.remove(force=True)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[docker.DockerClient]:
+    """A client of the engine that answers here."""
+    try:
+        client = docker.from_env(timeout=300)
+        client.ping()
+    except docker.errors.DockerException as error:
+        pytest.fail(f"no Docker engine answers here: {error}")
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def base_image(engine: docker.DockerClient) -> str:
+    """A minimal Debian with Python and git, made with debootstrap once and kept as an archive."""
+    key = hashlib.sha256(f"{SUITE} {PACKAGES} {UNUSED}".encode()).hexdigest()[:12]
+    archive = REPOSITORY / "build" / "docker" / f"base-{key}.tar"
+    if not archive.exists():
+        tree = archive.with_suffix(".tree")
+        shutil.rmtree(tree, ignore_errors=True)
+        tree.parent.mkdir(parents=True, exist_ok=True)
+        as_root = [] if os.getuid() == 0 else ["sudo", "-n"]
+        run_command(*as_root, "debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, tree)
+        left_out = [f"--exclude=./{path}/*" for path in UNUSED]
+        partial = archive.with_suffix(".partial")
+        run_command(*as_root, "tar", "-cf", partial, *left_out, "-C", tree, ".")
+        run_command(*as_root, "rm", "-rf", tree)
+        partial.rename(archive)
+    tag = f"nightshift-test-base:{key}"
+    if not engine.images.list(name=tag):
+        run_command("docker", "import", archive, tag)
+    return tag
+
+
+@pytest.fixture(scope="module")
+def built(engine: docker.DockerClient, base_image: str) -> Iterator[Built]:
+    """The image, built with the same command that users have."""
+    tag = f"nightshift-test:{os.getpid()}"
+    printed = engine.containers.run(base_image, ["python3", "-c", PYTHON_VERSION], remove=True, network_mode="none")
+    version = printed.decode().strip()
+    venv = Path(sys.executable).parents[1]
+    run_command("make", "image", f"BASE={base_image}", f"IMAGE_PYTHON={version}", f"IMAGE={tag}", f"VENV={venv}")
+    yield Built(engine, tag)
+    engine.images.remove(tag, force=True)
+
+
+PYTHON_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
+
+
+def test_the_image_runs_nightshift_as_a_user_without_rights(built: Built) -> None:
+    """The entry point is the command, and the user is not root."""
+    assert built.client.images.get(built.image).attrs["Config"]["User"] == "nightshift"
+    assert built.run(["--version"]).output.startswith("nightshift")
+    assert built.run(["-u"], entrypoint="id").output.strip() == "10001"
+
+
+def test_the_image_holds_no_wheels_and_no_sources(built: Built) -> None:
+    """What the installation needed is not left in the image."""
+    found = built.run(
+        ["/", "-xdev", "-name", "*.whl", "-not", "-path", "*/ensurepip/*"], entrypoint="find", user="root"
+    )
+
+    assert [line for line in found.output.splitlines() if "/usr/share/python-wheels/" not in line] == []
+
+
+def test_in_a_default_container_landlock_is_chosen(built: Built) -> None:
+    """A default container forbids new namespaces: doctor says so and finds Landlock working."""
+    doctor = built.run(["doctor"])
+
+    assert doctor.exit_code == 0, doctor.output
+    assert "landlock" in doctor.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"cap_drop": ["ALL"]}, {"user": "root"}, {"user": "root", "cap_drop": ["ALL"]}],
+    ids=["user", "user without capabilities", "root", "root without capabilities"],
+)
+def test_the_demo_passes_in_a_container(built: Built, options: dict[str, Any]) -> None:
+    """The whole task runs in a container without a network, under Landlock, and its check passes."""
+    demo = built.run(["-c", f'exec python "$({DEMO})" quick /tmp/demo'], entrypoint="sh", **options)
+
+    assert demo.exit_code == 0, demo.output
+    report = dict(
+        line.split(maxsplit=1) for line in demo.output.splitlines() if line.startswith(("outcome", "sandbox"))
+    )
+    assert report["outcome"].startswith("COMPLETED, exit code 0")
+    assert report["sandbox"] == "landlock, workspace-write"
