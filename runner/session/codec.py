@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
@@ -18,7 +18,6 @@ from runner.session.events import AssistantChunk, event_from_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from typing import BinaryIO
 
     from runner.messages import Chunk, JsonObject
     from runner.session.events import Event
@@ -150,7 +149,7 @@ class Lines:
             raise LogError(f"line {self.number + ahead} is longer than {MAX_READ_LINE // 1024 // 1024} MiB")
 
 
-def read_lines(stream: BinaryIO) -> Lines:
+def read_lines(stream: Readable) -> Lines:
     """The lines of a plain stream."""
     return Lines(plain_chunks(stream))
 
@@ -158,7 +157,15 @@ def read_lines(stream: BinaryIO) -> Lines:
 # --- streams -----------------------------------------------------------------------------------
 
 
-def plain_chunks(stream: BinaryIO) -> Iterator[bytes]:
+class Readable(Protocol):
+    """A binary stream, as far as it is needed."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next bytes, at most ``size``; none at the end."""
+        ...
+
+
+def plain_chunks(stream: Readable) -> Iterator[bytes]:
     """The bytes of ``stream`` in pieces."""
     while chunk := stream.read(_PLAIN_READ):
         yield chunk
@@ -171,7 +178,7 @@ class ZstdChunks:
     be decoded before that was given.
     """
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: Readable) -> None:
         self.unfinished = False
         self._stream = stream
 
@@ -202,6 +209,14 @@ class ZstdChunks:
 
 def _reason(error: Exception) -> str:
     return str(error).removeprefix("zstd decompressor error: ").lower()
+
+
+def torn_note(lines: Lines, chunks: object) -> str | None:
+    """What was dropped at the end of a stream that was read to its end, None if nothing was."""
+    unfinished = isinstance(chunks, ZstdChunks) and chunks.unfinished
+    if lines.torn:
+        return f"dropped {lines.torn} bytes of a torn last record behind line {lines.number}"
+    return f"the last zstd frame is unfinished; it ends whole behind line {lines.number}" if unfinished else None
 
 
 # --- packed rows -------------------------------------------------------------------------------

@@ -1,0 +1,174 @@
+"""Export: a session as one ZIP that can be read anywhere.
+
+Holds ``session.jsonl`` (decoded), ``media/``, ``spill/``, ``subagents/<id>/...`` and ``manifest.json`` with
+the digest of every member. Deterministic: the same session gives the same bytes. Streaming. A log that
+ends in an open turn, or torn, is repaired in the copy and the manifest says so; the log itself is only
+read. No effect on the prefix cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import orjson
+
+from runner.errors import LogError, StorageError
+from runner.session import codec
+from runner.session.events import Redaction
+from runner.session.header import is_chained
+from runner.session.repair import close
+from runner.session.store import EXPORTED_LOG, MANIFEST_NAME, SessionSource, open_session
+from runner.session.structure import Structure
+from runner.session.surface import Surface
+
+if TYPE_CHECKING:
+    import zipfile
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import IO
+
+    from runner.messages import JsonObject
+
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+_LEVEL = 3
+_READ = 1024 * 1024
+_TAKEN = ("media/", "spill/")
+
+
+class Export(NamedTuple):
+    """What was written: path, size and digest of the ZIP, and its manifest."""
+
+    path: Path
+    bytes: int
+    sha256: str
+    manifest: JsonObject
+
+
+def export_zip(directory: Path, target: Path) -> Export:
+    """Export the session of an artifacts directory to ``target``.
+
+    Raises:
+        LogError: LOG_INVALID, the log is damaged before its end.
+        StorageError: STORAGE_FAILED, the ZIP cannot be written; nothing is left of it.
+    """
+    return export_session(open_session(str(directory)), target)
+
+
+def export_session(source: SessionSource, target: Path) -> Export:
+    """Export a session of any kind to ``target``, which is replaced when the ZIP is complete.
+
+    Raises:
+        LogError: LOG_INVALID, the log is damaged before its end.
+        StorageError: STORAGE_FAILED, the ZIP cannot be written; nothing is left of it.
+    """
+    fresh = target.with_name(f".{target.name}.new")
+    try:
+        with os.fdopen(os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w+b") as stream:
+            import zipfile
+
+            with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
+                writing = _Writing(archive)
+                writing.session(source, folder="")
+                manifest = writing.manifest(source.header["id"])
+            stream.flush()
+            size, sha256 = _measure(stream.fileno())
+        fresh.replace(target)
+    except OSError as error:
+        raise StorageError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+    return Export(target, size, sha256, manifest)
+
+
+class _Writing:
+    """The members written so far, and what the manifest says of them."""
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive = archive
+        self._members: list[JsonObject] = []
+        self._repaired = False
+        self._redacted = False
+
+    def session(self, source: SessionSource, *, folder: str) -> None:
+        """Write a log, what lies beside it, and its subagents."""
+        self._write(folder + EXPORTED_LOG, self._log(source))
+        with source.files() as files:
+            for path in sorted(files.paths()):
+                if path.startswith(_TAKEN):
+                    with files.open(path) as stream:
+                        self._write(folder + path, codec.plain_chunks(stream))
+        for name, child in source.children():
+            self.session(child, folder=f"{folder}subagents/{name}/")
+
+    def manifest(self, session: str) -> JsonObject:
+        """Write the manifest, the last member, and return it."""
+        manifest: JsonObject = {
+            "schemaVersion": 1,
+            "session": session,
+            "repaired": self._repaired,
+            "redacted": self._redacted,
+            "members": self._members,
+        }
+        data = orjson.dumps(manifest, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        with self._open(MANIFEST_NAME) as member:
+            member.write(data)
+        return manifest
+
+    def _write(self, path: str, pieces: Iterator[bytes]) -> None:
+        digest, size = hashlib.sha256(), 0
+        with self._open(path) as member:
+            for piece in pieces:
+                digest.update(piece)
+                size += len(piece)
+                member.write(piece)
+        self._members.append({"path": path, "bytes": size, "sha256": digest.hexdigest()})
+
+    def _open(self, path: str) -> IO[bytes]:
+        import zipfile
+
+        info = zipfile.ZipInfo(path, _FIXED_TIME)
+        info.compress_type = zipfile.ZIP_DEFLATED
+        info.create_system = 3  # Unix, whatever the system, so that the bytes are the same
+        info.external_attr = 0o100600 << 16
+        return self._archive.open(info, "w", force_zip64=True)
+
+    def _log(self, source: SessionSource) -> Iterator[bytes]:
+        """The whole lines of a log, and what closes it if it is open."""
+        structure, surface, digest = Structure(), Surface(), hashlib.sha256()
+        seq, time, number = 0, 0, 0
+        for line in source.lines():
+            number = line.number
+            with source.naming(number):
+                for event in () if number == 1 else codec.events_of(line.record):
+                    if event.seq != seq:
+                        raise LogError(f"seq is {event.seq}, expected {seq}")
+                    surface.apply(event)
+                    structure.apply(event)
+                    seq, time = seq + 1, event.time
+                    self._redacted = self._redacted or isinstance(event, Redaction)
+            data = line.data + b"\n"
+            digest.update(data)
+            yield data
+        closing = close(structure, next_seq=seq, time=time)
+        self._repaired = self._repaired or bool(closing) or source.dropped is not None
+        for event in closing:
+            data = codec.encode_line(event.record())
+            digest.update(data)
+            yield data
+        if closing and is_chained(source.header):
+            start = codec.seal_start(seq=seq + len(closing), time=time, lines=number + len(closing))
+            digest.update(start)
+            yield start + digest.hexdigest().encode() + codec.SEAL_END
+
+
+def _measure(descriptor: int) -> tuple[int, str]:
+    digest, size = hashlib.sha256(), 0
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    while piece := os.read(descriptor, _READ):
+        digest.update(piece)
+        size += len(piece)
+    return size, digest.hexdigest()

@@ -1,0 +1,225 @@
+"""Request bodies rebuilt from a log alone.
+
+Pure but for a temporary file that holds the messages, so that memory does not grow with the log. The
+body of a ``request/sent`` of purpose main is its dialect's form of the last ``request/header`` and the
+fold of all events before it. Effect on the prefix cache: none; it shows what the effect was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+
+import orjson
+
+from runner.errors import ConfigError, LogError
+from runner.session.events import RequestHeaderEvent, RequestSent, StepStart
+from runner.session.projection import derive_messages, message_of
+from runner.session.surface import Surface
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from runner.messages import Message, RequestHeader
+    from runner.session.events import Event
+
+_IN_MEMORY = 8 * 1024 * 1024
+_WHOLE_LIMIT = 32 * 1024 * 1024
+
+
+class BodyDialect(Protocol):
+    """What is needed of a provider's dialect; see ``runner.providers.base.Dialect``."""
+
+    @property
+    def close(self) -> bytes:
+        """What ends a body."""
+        ...
+
+    def open(self, header: RequestHeader) -> bytes:
+        """What begins a body, system message included."""
+        ...
+
+    def fragment(self, message: Message) -> bytes:
+        """The bytes of one message, empty if the API takes nothing of it."""
+        ...
+
+    def whole(self, header: RequestHeader, messages: Sequence[Message]) -> bytes:
+        """The whole body, serialised anew."""
+        ...
+
+
+class SentBody(NamedTuple):
+    """One request as it was sent: its event, and its body rebuilt and compared."""
+
+    event: RequestSent
+    data: bytes
+
+
+class BodyCheck:
+    """Compares every rebuildable ``request/sent`` of a log with its body, in one pass.
+
+    Every body is hashed from the messages in the log, each fragment made once. At the first request,
+    after each replace and header change and at steps 1, 2, 4, 8 and so on the body is serialised as a
+    whole as well. ``checked`` and ``not_checked`` count requests.
+    """
+
+    def __init__(self, dialects: Mapping[str, BodyDialect]) -> None:
+        self.checked = 0
+        self.not_checked = 0
+        self._dialects = dialects
+        self._header: RequestHeader | None = None
+        self._surface = Surface()
+        self._store = _MessageStore()
+        self._dialect: BodyDialect | None = None
+        self._hash = hashlib.sha256()
+        self._bytes = 0
+        self._hashed: int | None = None
+
+    def __enter__(self) -> Self:
+        """Return the check itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store.close()
+
+    def apply(self, event: Event) -> None:
+        """Fold one event.
+
+        Raises:
+            LogError: LOG_INVALID, a request's body is not what the log says.
+        """
+        if isinstance(event, RequestHeaderEvent):
+            self._header, self._hashed = event.header, None
+        elif isinstance(event, RequestSent):
+            self._check(event)
+        elif (message := message_of(event)) is not None:
+            span = self._surface.apply(event)
+            self._store.put(message, span and (span.start, span.end))
+            if span is not None:
+                self._hashed = None
+
+    def _check(self, event: RequestSent) -> None:
+        dialect = self._dialects.get(event.dialect)
+        if event.purpose != "main" or dialect is None:
+            self.not_checked += 1
+            return
+        if self._header is None:
+            raise LogError(f"event {event.seq} (request/sent): no request/header stands before it")
+        try:
+            self._compare(event, dialect, self._header)
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+            raise LogError(f"event {event.seq} (request/sent): its body cannot be rebuilt: {error!r}") from error
+        self.checked += 1
+
+    def _compare(self, event: RequestSent, dialect: BodyDialect, header: RequestHeader) -> None:
+        thorough = self._hashed is None or dialect is not self._dialect or event.step & (event.step - 1) == 0
+        if self._hashed is None or dialect is not self._dialect:
+            self._dialect, self._hashed = dialect, 0
+            opening = dialect.open(header)
+            self._hash, self._bytes = hashlib.sha256(opening), len(opening)
+        for message in self._store.read(self._hashed):
+            fragment = dialect.fragment(message)
+            if fragment:
+                self._hash.update(b"," + fragment)
+                self._bytes += len(fragment) + 1
+        self._hashed = len(self._store)
+        body = self._hash.copy()
+        body.update(dialect.close)
+        _require_same(event, body.hexdigest(), self._bytes + len(dialect.close))
+        if thorough and self._bytes <= _WHOLE_LIMIT:
+            data = dialect.whole(header, list(self._store.read(0)))
+            _require_same(event, hashlib.sha256(data).hexdigest(), len(data))
+
+
+def request_body(
+    events: Iterable[Event], *, step: int, attempt: int | None, dialects: Mapping[str, BodyDialect]
+) -> SentBody:
+    """The body of the main request of the ``step``-th step, rebuilt and compared with what was sent.
+
+    Args:
+        events: All events of the session.
+        step: Which ``step/start`` of the session, from 1.
+        attempt: Which attempt, from 1; None is the last one.
+        dialects: Dialects by name.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, there is no such step or attempt.
+        LogError: LOG_INVALID, the body is not what was sent, or its dialect is not known.
+    """
+    before: list[Event] = []
+    header: RequestHeader | None = None
+    steps = 0
+    found: tuple[RequestSent, RequestHeader | None, int] | None = None
+    for event in events:
+        steps += isinstance(event, StepStart)
+        if steps > step:
+            break
+        if isinstance(event, RequestHeaderEvent):
+            header = event.header
+        elif isinstance(event, RequestSent) and steps == step and event.purpose == "main":
+            if attempt is None or event.attempt == attempt:
+                found = event, header, len(before)
+        elif event.SURFACE:
+            before.append(event)
+    if found is None:
+        which = f"step {step}" if attempt is None else f"attempt {attempt} of step {step}"
+        raise ConfigError(
+            f"the session has no main request for {which}",
+            hint=f"it has {steps} steps"
+            if steps < step
+            else "not every step sends a request, nor every log records it",
+        )
+    sent, header, length = found
+    dialect = dialects.get(sent.dialect)
+    if dialect is None or header is None:
+        raise LogError(f"event {sent.seq} (request/sent): no dialect {sent.dialect!r}, or no request/header before it")
+    try:
+        data = dialect.whole(header, derive_messages(before[:length]))
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise LogError(f"event {sent.seq} (request/sent): its body cannot be rebuilt: {error!r}") from error
+    _require_same(sent, hashlib.sha256(data).hexdigest(), len(data))
+    return SentBody(sent, data)
+
+
+def _require_same(event: RequestSent, sha256: str, size: int) -> None:
+    if sha256 != event.sha256 or size != event.bytes:
+        raise LogError(
+            f"event {event.seq} (request/sent): the body rebuilt from the log is not the one that was sent",
+            details={"sent": event.sha256, "rebuilt": sha256, "sentBytes": event.bytes, "rebuiltBytes": size},
+        )
+
+
+class _MessageStore:
+    """The messages of the surface, in order, their JSON in a temporary file."""
+
+    def __init__(self) -> None:
+        self._file: Any = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  # closed by close
+        self._end = 0
+        self._places: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def put(self, message: Message, span: tuple[int, int] | None) -> None:
+        """Add a message, in place of a span of positions if one is given."""
+        data = orjson.dumps(message)
+        self._file.seek(self._end)
+        self._file.write(data)
+        place = (self._end, len(data))
+        self._end += len(data)
+        if span is None:
+            self._places.append(place)
+        else:
+            self._places[span[0] : span[1]] = [place]
+
+    def read(self, start: int) -> Iterator[Message]:
+        """Yield the messages from a position on."""
+        for offset, length in self._places[start:]:
+            self._file.seek(offset)
+            message: Message = orjson.loads(self._file.read(length))
+            yield message
+
+    def close(self) -> None:
+        """Free the file."""
+        self._file.close()

@@ -1,0 +1,273 @@
+"""Verification: whether a log is what its writer wrote, and holds together.
+
+Checks seqs, pairs, sources and surface, the seal chain, request bodies, the manifest of an archive,
+artifacts against their digests, and the subagents' logs. One pass, bounded memory. The first broken line
+raises; what a log cannot prove is listed. The chain finds damage and partial edits; only ``expect`` finds
+a full rewrite. No effect on the prefix cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import orjson
+
+from runner.errors import LogError
+from runner.session import codec
+from runner.session.events import ArtifactWritten, LogSeal, RunEnd, StepStart, TurnStart
+from runner.session.header import CHAIN, is_chained
+from runner.session.rebuild import BodyCheck
+from runner.session.store import MANIFEST_NAME, is_inside
+from runner.session.structure import Structure
+from runner.session.surface import Surface
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from runner.messages import JsonObject
+    from runner.session.events import Event
+    from runner.session.rebuild import BodyDialect
+    from runner.session.store import Files, Line, SessionSource
+
+_MAX_MANIFEST = 64 * 1024 * 1024
+_READ = 1024 * 1024
+
+
+@dataclass(slots=True)
+class Verification:
+    """What was verified. Counts are of this log alone, ``children`` have their own.
+
+    ``chain``: ``sha256`` or ``none``. ``manifest``: ``ok`` or ``none``. ``state``: ``whole`` (ends as a run
+    of ours ends), ``closed`` (no turn is open) or ``open``. ``digest`` is the SHA-256 of the whole lines.
+    """
+
+    session: str
+    chain: str
+    manifest: str = "none"
+    state: str = "open"
+    digest: str = ""
+    lines: int = 0
+    events: int = 0
+    turns: int = 0
+    steps: int = 0
+    seals: int = 0
+    last_seal_line: int | None = None
+    requests_checked: int = 0
+    requests_not_checked: int = 0
+    artifacts_checked: list[str] = field(default_factory=list)
+    artifacts_not_checked: list[str] = field(default_factory=list)
+    dropped: str | None = None
+    children: list[Verification] = field(default_factory=list)
+
+    def as_json(self) -> JsonObject:
+        """The value that ``session verify --json`` prints."""
+        return {
+            "session": self.session,
+            "state": self.state,
+            "chain": self.chain,
+            "manifest": self.manifest,
+            "digest": self.digest,
+            "lines": self.lines,
+            "events": self.events,
+            "turns": self.turns,
+            "steps": self.steps,
+            "seals": self.seals,
+            "lastSealLine": self.last_seal_line,
+            "requests": {"checked": self.requests_checked, "notChecked": self.requests_not_checked},
+            "artifacts": {"checked": self.artifacts_checked, "notChecked": self.artifacts_not_checked},
+            "dropped": self.dropped,
+            "children": [child.as_json() for child in self.children],
+        }
+
+
+def verify_session(
+    source: SessionSource,
+    *,
+    expect: str | None = None,
+    allow_open: bool = False,
+    dialects: Mapping[str, BodyDialect] | None = None,
+) -> Verification:
+    """Verify a session and its subagents.
+
+    Args:
+        source: The session.
+        expect: Hex SHA-256 that the whole decoded log must have.
+        allow_open: Accept a log of ours that does not end as a finished run does.
+        dialects: Dialects by name, to rebuild request bodies; without them requests are not checked.
+
+    Raises:
+        LogError: LOG_INVALID (or LOG_UNKNOWN_EVENT), with the first broken line where there is one.
+    """
+    reading = _Reading(source, dialects or {})
+    result = reading.run()
+    if is_chained(source.header):
+        if result.state != "whole" and not allow_open:
+            seal = "no seal" if result.last_seal_line is None else f"last seal at line {result.last_seal_line}"
+            raise LogError(
+                f"{source.name}: open, {result.events} events, {seal}",
+                hint="the run did not end properly; --allow-open verifies what is there",
+            )
+        if result.seals == 0 and result.state == "whole":
+            raise LogError(f"{source.name}: the log has no seal")
+    if expect is not None and expect.lower() != result.digest:
+        raise LogError(f"{source.name}: the digest is {result.digest}, expected {expect}")
+    _check_manifest(source, result)
+    _check_artifacts(source, reading.artifacts, result)
+    for name, child in source.children():
+        if child.header["id"] != name:
+            raise LogError(f"{child.name}: the log is of session {child.header['id']}, not {name}")
+        result.children.append(verify_session(child, allow_open=allow_open, dialects=dialects))
+    return result
+
+
+class _Reading:
+    """One pass over the lines of a log."""
+
+    def __init__(self, source: SessionSource, dialects: Mapping[str, BodyDialect]) -> None:
+        self.artifacts: dict[str, ArtifactWritten] = {}
+        self._bodies = BodyCheck(dialects)
+        self._source = source
+        self._chained = is_chained(source.header)
+        self._hash = hashlib.sha256()
+        self._structure = Structure()
+        self._surface = Surface()
+        self._end = ""
+        self._result = Verification(session=source.header["id"], chain=CHAIN if self._chained else "none")
+
+    def run(self) -> Verification:
+        result = self._result
+        with self._bodies:
+            for line in self._source.lines():
+                result.lines = line.number
+                with self._source.naming(line.number):
+                    self._line(line)
+        result.dropped = self._source.dropped
+        result.digest = self._hash.hexdigest()
+        result.turns, result.steps = self._structure.turns, self._structure.steps
+        result.requests_checked, result.requests_not_checked = self._bodies.checked, self._bodies.not_checked
+        result.state = self._state()
+        return result
+
+    def _line(self, line: Line) -> None:
+        if line.number > 1:
+            for event in codec.events_of(line.record):
+                if event.seq != self._result.events:
+                    raise LogError(f"seq is {event.seq}, expected {self._result.events}")
+                self._result.events += 1
+                self._event(event, line)
+        self._hash.update(line.data)
+        self._hash.update(b"\n")
+
+    def _event(self, event: Event, line: Line) -> None:
+        if self._chained:
+            self._own_rules(event)
+        self._surface.apply(event)
+        self._structure.apply(event)
+        self._bodies.apply(event)
+        if isinstance(event, LogSeal):
+            self._seal(event, line)
+        elif isinstance(event, ArtifactWritten):
+            self.artifacts[event.path] = event
+
+    def _own_rules(self, event: Event) -> None:
+        """What holds in logs of ours beyond the shared vocabulary."""
+        if isinstance(event, TurnStart) and event.turn != self._structure.turns + 1:
+            raise LogError(f"event {event.seq} (turn/start): turn {event.turn} follows {self._structure.turns} turns")
+        if isinstance(event, StepStart) and event.step != self._structure.steps + 1:
+            raise LogError(f"event {event.seq} (step/start): step {event.step} follows {self._structure.steps} steps")
+        if isinstance(event, RunEnd):
+            self._end = "ended"
+        elif isinstance(event, LogSeal):
+            self._end = "sealed" if self._end == "ended" else ""
+        elif not (isinstance(event, ArtifactWritten) and self._end == "ended"):
+            self._end = ""
+
+    def _seal(self, event: LogSeal, line: Line) -> None:
+        if not self._chained:
+            raise LogError("a seal stands in a log whose header has no chain")
+        start = codec.seal_start(seq=event.seq, time=event.time, lines=event.lines)
+        if line.data + b"\n" != start + event.sha256.encode() + codec.SEAL_END or event.lines != line.number - 1:
+            raise LogError("the seal is not in its form, or counts the wrong number of lines")
+        sealed = self._hash.copy()
+        sealed.update(start)
+        if sealed.hexdigest() != event.sha256:
+            since = (self._result.last_seal_line or 0) + 1
+            raise LogError(f"the seal does not fit: a line from {since} to {line.number} is not as it was written")
+        self._result.seals += 1
+        self._result.last_seal_line = line.number
+
+    def _state(self) -> str:
+        if self._structure.turn is not None:
+            return "open"
+        if not self._chained:
+            return "closed"
+        header = self._source.header
+        child = header.get("delegationDepth", 0) > 0 and self._result.last_seal_line == self._result.lines
+        finished = self._end == "sealed" or child
+        return "whole" if finished and self._result.dropped is None else "open"
+
+
+# --- beside the log ----------------------------------------------------------------------------
+
+
+def _check_manifest(source: SessionSource, result: Verification) -> None:
+    """Compare an archive's members with its manifest; a log of ours must come with one."""
+    if not source.is_export:
+        return
+    where = f"{source.path}: {MANIFEST_NAME}"
+    with source.files() as files:
+        size = files.size(MANIFEST_NAME)
+        if size is None:
+            if is_chained(source.header):
+                raise LogError(f"{source.path}: the export has no {MANIFEST_NAME}")
+            return
+        if size > _MAX_MANIFEST:
+            raise LogError(f"{where} is larger than {_MAX_MANIFEST // 1024 // 1024} MiB")
+        listed = _read_manifest(files, where, result.session)
+        for path, entry in listed.items():
+            if files.size(path) is None:
+                raise LogError(f"{where}: the member {path!r} is missing from the archive")
+            if files.size(path) != entry[0] or _digest(files, path) != entry[1]:
+                raise LogError(f"{where}: the member {path!r} is not as it was exported")
+        extra = sorted(set(files.paths()) - set(listed) - {MANIFEST_NAME})
+    if extra:
+        raise LogError(f"{where}: the archive's member {extra[0]!r} is not listed")
+    result.manifest = "ok"
+
+
+def _read_manifest(files: Files, where: str, session: str) -> dict[str, tuple[int, str]]:
+    with files.open(MANIFEST_NAME) as stream:
+        data = b"".join(codec.plain_chunks(stream))
+    try:
+        manifest = orjson.loads(data)
+        listed = {entry["path"]: (entry["bytes"], entry["sha256"]) for entry in manifest["members"]}
+        version, named = manifest["schemaVersion"], manifest["session"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LogError(f"{where} is malformed: {error!r}") from error
+    if version != 1 or named != session or len(listed) != len(manifest["members"]):
+        raise LogError(f"{where} is of another version or session, or lists a member twice")
+    return listed
+
+
+def _check_artifacts(source: SessionSource, written: Mapping[str, ArtifactWritten], result: Verification) -> None:
+    with source.files() as files:
+        for path, event in sorted(written.items()):
+            where = f"{source.name}: event {event.seq} (artifact/written)"
+            if not is_inside(path):
+                raise LogError(f"{where}: the path {path!r} leads out of the session")
+            if files.size(path) is None:
+                result.artifacts_not_checked.append(path)
+            elif _digest(files, path) != event.sha256:
+                raise LogError(f"{where}: the file {path} is not as it was written")
+            else:
+                result.artifacts_checked.append(path)
+
+
+def _digest(files: Files, path: str) -> str:
+    digest = hashlib.sha256()
+    with files.open(path) as stream:
+        while piece := stream.read(_READ):
+            digest.update(piece)
+    return digest.hexdigest()
