@@ -27,16 +27,20 @@ class Invocation:
     Attributes:
         call_id: Id of the call in the log.
         arguments: Parsed arguments, valid against the tool's schema.
+        facts: What was decided on. A tool uses these paths; it never resolves them again.
         mode: The permission mode of this call.
         timeout: Seconds the call may take at most.
         cancellation: Goes up when the run is cancelled.
+        may_escalate: A rule exists that would consider the call with escalation.
     """
 
     call_id: str
     arguments: JsonObject
+    facts: CallFacts
     mode: Mode
     timeout: float
     cancellation: Cancellation
+    may_escalate: bool = False
 
 
 @dataclass(slots=True)
@@ -73,7 +77,11 @@ class Tool(Protocol):
         ...
 
     def facts(self, arguments: JsonObject) -> CallFacts:
-        """What the policy decides on: command, resolved paths, escalation."""
+        """What the policy decides on: command, resolved paths, escalation.
+
+        Raises:
+            RunnerError: INVALID_ARGS, when the arguments make no sense beyond what the schema says.
+        """
         ...
 
     def execute(self, invocation: Invocation) -> ToolOutcome:

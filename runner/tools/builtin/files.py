@@ -1,0 +1,272 @@
+"""``read_file``, ``write_file``, ``edit_file``: exact file access through the confined worker.
+
+Paths are resolved once, for the policy, and the worker gets what the policy saw: for reads every
+link resolved, for writes all but the last component, which may not be a link. Texts of the worker
+become results; its refusals become failed results, never exceptions. Writes no events. Effect on
+the prefix cache: none beyond the fixed place in the tool table.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from runner.approvals.policy import CallFacts
+from runner.errors import ErrorCode, RunnerError
+from runner.tools.base import ToolOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runner.messages import JsonObject, ToolSchema
+    from runner.sandbox.executor import Executor
+    from runner.tools.base import Invocation
+
+SPILL = "spill:"
+"""Start of a path that means the whole text of an earlier result."""
+
+LINES = 2_000
+"""Lines of a page when the call names no limit."""
+
+SECONDS = 60.0
+"""Seconds one operation of the worker may take."""
+
+
+def resolve_read(workspace: str, path: str) -> str:
+    """The absolute path a read of ``path`` opens, every link resolved."""
+    return os.path.realpath(_absolute(workspace, path))
+
+
+def resolve_write(workspace: str, path: str) -> str:
+    """The absolute path a write to ``path`` changes; the last component is not followed.
+
+    Raises:
+        RunnerError: INVALID_ARGS, when the path cannot name a file.
+    """
+    parent, name = os.path.split(_absolute(workspace, path))
+    if name in ("", ".", ".."):
+        raise RunnerError(f"path: {path!r} names a folder, not a file", code=ErrorCode.INVALID_ARGS)
+    return os.path.join(os.path.realpath(parent), name)  # noqa: PTH118  # stays text like all paths of facts
+
+
+def _absolute(workspace: str, path: str) -> str:
+    problem = ""
+    if not path or "\0" in path:
+        problem = "is empty or holds a NUL"
+    elif path.startswith("~"):
+        problem = "starts with ~, which is not expanded; write ./~ for a file of that name"
+    if problem:
+        raise RunnerError(f"path: {path[:100]!r} {problem}", code=ErrorCode.INVALID_ARGS)
+    return os.path.join(workspace, path)  # noqa: PTH118  # stays text like all paths of facts
+
+
+def shown(workspace: str, path: str) -> str:
+    """A resolved path as the model writes it: relative inside the workspace."""
+    if path == workspace:
+        return "."
+    prefix = workspace.rstrip("/") + "/"
+    return path.removeprefix(prefix)
+
+
+def text_outcome(text: str, error: ErrorCode | None = None, *, cancelled: bool = False) -> ToolOutcome:
+    """An outcome with one text."""
+    return ToolOutcome([{"type": "text", "text": text}], error=error, cancelled=cancelled)
+
+
+class WorkerTool:
+    """A tool whose calls are one operation of the confined worker.
+
+    Args:
+        executor: Where the worker runs.
+    """
+
+    schema: ToolSchema
+    idempotent = False
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._workspace = executor.workspace
+
+    def ask(self, invocation: Invocation, op: str, arguments: JsonObject) -> JsonObject | ToolOutcome:
+        """The value of one operation, or the outcome that says why there is none."""
+        answer: JsonObject = self._executor.worker(invocation.mode).call(
+            op, arguments, timeout=min(SECONDS, invocation.timeout), cancellation=invocation.cancellation
+        )
+        if answer["ok"]:
+            value: JsonObject = answer["value"]
+            return value
+        message = answer["message"].replace(self._workspace.rstrip("/") + "/", "")
+        if answer["code"] == "DENIED":
+            return text_outcome(f"{message} (mode {invocation.mode.value})", ErrorCode.SANDBOX_DENIED)
+        return text_outcome(message, ErrorCode.TOOL_FAILED)
+
+
+READ_FILE: ToolSchema = {
+    "name": "read_file",
+    "description": "Read a text file. Long files come in pages; the first line then says which lines these are.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string"},
+            "offset": {"type": "integer", "minimum": 1, "description": "first line, from 1"},
+            "limit": {"type": "integer", "minimum": 1, "description": "number of lines"},
+        },
+        "required": ["path"],
+        "additionalProperties": False,
+    },
+}
+
+
+class ReadFile(WorkerTool):
+    """Gives a page of a text file.
+
+    Args:
+        executor: Where the worker runs.
+        page_bytes: Most bytes of one page; under the limit from which results spill.
+        spill: Gives a page of an earlier result that was too long: name, first line, number of lines,
+            most bytes; None for a name this session has not.
+    """
+
+    schema: ToolSchema = READ_FILE
+    idempotent = True
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        page_bytes: int,
+        spill: Callable[[str, int, int, int], JsonObject | None],
+    ) -> None:
+        super().__init__(executor)
+        self._page_bytes = page_bytes
+        self._spill = spill
+
+    def is_concurrency_safe(self, arguments: JsonObject) -> bool:  # noqa: ARG002  # the same for all arguments
+        """Reads may overlap."""
+        return True
+
+    def facts(self, arguments: JsonObject) -> CallFacts:
+        """The file, or nothing for a spilled result, which the runner itself holds."""
+        path = arguments["path"]
+        if path.startswith(SPILL):
+            return CallFacts("read_file")
+        return CallFacts("read_file", read=(resolve_read(self._workspace, path),))
+
+    def execute(self, invocation: Invocation) -> ToolOutcome:
+        """Read one page."""
+        offset, limit = _whole(invocation.arguments, "offset", 1), _whole(invocation.arguments, "limit", LINES)
+        path = invocation.arguments["path"]
+        value: JsonObject | ToolOutcome | None
+        if path.startswith(SPILL):
+            value = self._spill(path.removeprefix(SPILL), offset, limit, self._page_bytes)
+            if value is None:
+                return text_outcome(f"this session has no spilled result {path[:100]!r}", ErrorCode.TOOL_FAILED)
+        else:
+            arguments = {"offset": offset, "limit": limit, "max_bytes": self._page_bytes}
+            value = self.ask(invocation, "read", {"path": invocation.facts.read[0], **arguments})
+        return value if isinstance(value, ToolOutcome) else text_outcome(page_text(value))
+
+
+def page_text(value: JsonObject) -> str:
+    """A page as the model reads it: a first line in brackets only if there is something to say."""
+    notes = []
+    first, last, total = value["first"], value["last"], value["total"]
+    if value["more"] or first > 1:
+        of = "" if total is None else f" of {total}"
+        notes.append(f"lines {first}-{last}{of}" + (f", read on with offset {last + 1}" if value["more"] else ""))
+    if value["encoding"] != "utf-8":
+        notes.append(value["encoding"])
+    if value["crlf"]:
+        notes.append("CRLF line ends")
+    if value["cut"] is not None:
+        notes.append(f"line {last} is cut, it has {value['cut']} bytes")
+    head = f"[{'; '.join(notes)}]\n" if notes else ""
+    return head + value["text"] if value["text"] else head + "[empty]"
+
+
+def _whole(arguments: JsonObject, name: str, default: int) -> int:
+    """An integer argument; JSON allows 3.0 for 3."""
+    return int(min(arguments.get(name, default), 1 << 53))
+
+
+WRITE_FILE: ToolSchema = {
+    "name": "write_file",
+    "description": "Make or replace a text file; missing folders are made.",
+    "parameters": {
+        "type": "object",
+        "properties": {"path": {"type": "string"}, "content": {"type": "string"}},
+        "required": ["path", "content"],
+        "additionalProperties": False,
+    },
+}
+
+
+class WriteFile(WorkerTool):
+    """Makes or replaces a text file."""
+
+    schema: ToolSchema = WRITE_FILE
+
+    def is_concurrency_safe(self, arguments: JsonObject) -> bool:  # noqa: ARG002  # the same for all arguments
+        """Writes run alone."""
+        return False
+
+    def facts(self, arguments: JsonObject) -> CallFacts:
+        """The file that is written."""
+        return CallFacts("write_file", write=(resolve_write(self._workspace, arguments["path"]),))
+
+    def execute(self, invocation: Invocation) -> ToolOutcome:
+        """Write the file."""
+        path = invocation.facts.write[0]
+        value = self.ask(invocation, "write", {"path": path, "content": invocation.arguments["content"]})
+        if isinstance(value, ToolOutcome):
+            return value
+        verb = "made" if value["created"] else "replaced"
+        return text_outcome(f"{verb} {shown(self._workspace, path)} ({value['bytes']} bytes)")
+
+
+EDIT_FILE: ToolSchema = {
+    "name": "edit_file",
+    "description": "Replace exact text. Each old must stand in the file once, blanks and all; all edits or none.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string"},
+            "edits": {
+                "type": "array",
+                "minItems": 1,
+                "items": {
+                    "type": "object",
+                    "properties": {"old": {"type": "string"}, "new": {"type": "string"}},
+                    "required": ["old", "new"],
+                    "additionalProperties": False,
+                },
+            },
+        },
+        "required": ["path", "edits"],
+        "additionalProperties": False,
+    },
+}
+
+
+class EditFile(WorkerTool):
+    """Replaces exact text in a file."""
+
+    schema: ToolSchema = EDIT_FILE
+
+    def is_concurrency_safe(self, arguments: JsonObject) -> bool:  # noqa: ARG002  # the same for all arguments
+        """Edits run alone."""
+        return False
+
+    def facts(self, arguments: JsonObject) -> CallFacts:
+        """The file that is changed."""
+        return CallFacts("edit_file", write=(resolve_write(self._workspace, arguments["path"]),))
+
+    def execute(self, invocation: Invocation) -> ToolOutcome:
+        """Make the edits."""
+        path = invocation.facts.write[0]
+        value = self.ask(invocation, "edit", {"path": path, "edits": invocation.arguments["edits"]})
+        if isinstance(value, ToolOutcome):
+            return value
+        lines = ", ".join(str(line) for line in value["lines"])
+        where = f"line {lines}" if len(value["lines"]) == 1 else f"lines {lines}"
+        return text_outcome(f"edited {shown(self._workspace, path)} at {where}")

@@ -1,0 +1,226 @@
+"""Runs the tool calls of one reply: safe ones side by side, the others one by one.
+
+Invariants: ``tool/call`` and ``tool/result`` are written in model order, on the loop's thread.
+Consecutive calls that are safe to overlap form a group and run in a rolling pool; any other call is
+a group of its own and a barrier. Whatever happens every call gets a result: after a cancellation, a
+halt or a broken sandbox the calls that run drain and the rest are written as not started.
+Events: ``tool/call``, ``tool/result``, and those the tools and the pipeline hand over between the
+two. No effect on the prefix cache: results are appended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from runner.errors import ErrorCode, RunnerError
+from runner.session.events import ToolCall, ToolResult
+from runner.tools.base import ToolOutcome
+from runner.tools.pipeline import CallResult, PerformedCall, PreparedCall, abort, error_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from runner.cancellation import Cancellation
+    from runner.messages import Message, ToolCallBlock
+    from runner.permission import Mode
+    from runner.session.events import Event
+    from runner.tools.pipeline import Pipeline
+
+_Begun = tuple[int, PreparedCall | PerformedCall]
+"""The seq of ``tool/call``, and the call as ``prepare`` left it."""
+
+_REFUSED_AUTHORITY = (ErrorCode.POLICY_DENIED, ErrorCode.GUARD_DENIED, ErrorCode.TOOL_MASKED)
+
+
+@dataclass(slots=True)
+class CallReport:
+    """What the calls of one reply came to.
+
+    Attributes:
+        results: One a call, in model order.
+        denied: Calls refused for want of authority (policy, guard, mask); malformed ones do not count.
+        output_bytes: Bytes of all results before anything was left out.
+    """
+
+    results: list[CallResult] = field(default_factory=list)
+    denied: int = 0
+    output_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Step:
+    """One run of the scheduler: where it is, and why it must stop."""
+
+    turn: int
+    step: int
+    report: CallReport = field(default_factory=CallReport)
+    fault: RunnerError | None = None
+
+
+class Scheduler:
+    """Runs tool calls and writes them down.
+
+    Args:
+        pipeline: What every call passes.
+        append: Appends an event to the session log and returns it with its seq.
+        new_id: Gives message ids.
+        mode: The run's permission mode, for the results of calls that were not started.
+        cancellation: Goes up when the run is cancelled.
+        parallel: Most calls that run at the same time.
+        before_side_effects: Called once before the first call of a group that may change something.
+        halt: Says why no further call may start (a limit, a denial that ends the run), else None. Asked
+            from any thread.
+        stop_background: Ends what the turn's calls left running; returns what that was.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        append: Callable[[Event], Event],
+        new_id: Callable[[], str],
+        mode: Mode,
+        cancellation: Cancellation,
+        parallel: int,
+        before_side_effects: Callable[[], None],
+        halt: Callable[[], str | None] = lambda: None,
+        stop_background: Callable[[], list[str]] = list,
+    ) -> None:
+        self._pipeline = pipeline
+        self._append = append
+        self._new_id = new_id
+        self._mode = mode
+        self._cancellation = cancellation
+        self._parallel = parallel
+        self._before_side_effects = before_side_effects
+        self._halt = halt
+        self._stop_background = stop_background
+
+    def run(self, calls: Sequence[ToolCallBlock], *, turn: int, step: int) -> CallReport:
+        """Run the calls; returns when all are committed.
+
+        Raises:
+            RunnerError: Infrastructure broke; the calls have their results nevertheless, unless it
+                was the log itself.
+        """
+        state = _Step(turn, step)
+        self._pipeline.begin_step()
+        for group in self._groups(calls):
+            self._run_group([self._begin(call, state) for call in group], state)
+        if state.fault is not None:
+            raise state.fault
+        return state.report
+
+    def end_turn(self) -> list[str]:
+        """Stop what the turn's calls left running in the background; returns what that was."""
+        return self._stop_background()
+
+    def _groups(self, calls: Sequence[ToolCallBlock]) -> Iterator[list[ToolCallBlock]]:
+        group: list[ToolCallBlock] = []
+        for call in calls:
+            if self._pipeline.is_concurrency_safe(call):
+                group.append(call)
+                continue
+            if group:
+                yield group
+                group = []
+            yield [call]
+        if group:
+            yield group
+
+    def _stopped(self, state: _Step) -> str | None:
+        """Why no further call may start, None if one may."""
+        if self._cancellation.cancelled:
+            return "the run was cancelled"
+        if state.fault is not None:
+            return "the run ends, since another call met a broken sandbox or storage"
+        return self._halt()
+
+    def _begin(self, call: ToolCallBlock, state: _Step) -> _Begun:
+        """Write the call down and prepare it, unless nothing may start any more."""
+        event = self._append(
+            ToolCall(
+                turn=state.turn, step=state.step, call_id=call["id"], name=call["name"], arguments=call["arguments"]
+            )
+        )
+        stopped = self._stopped(state)
+        if stopped is not None:
+            return event.seq, abort(call, self._mode, stopped)
+        return event.seq, self._pipeline.prepare(call)
+
+    def _run_group(self, group: list[_Begun], state: _Step) -> None:
+        runnable = [call for _, call in group if isinstance(call, PreparedCall)]
+        if any(call.has_side_effects for call in runnable):
+            self._before_side_effects()
+        if len(runnable) > 1 and self._parallel > 1:
+            self._run_side_by_side(group, min(self._parallel, len(runnable)), state)
+            return
+        for seq, call in group:
+            self._commit_result(seq, self._perform(call, state), state)
+
+    def _run_side_by_side(self, group: list[_Begun], threads: int, state: _Step) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(threads, thread_name_prefix="tool") as pool:
+            futures = [(seq, pool.submit(self._perform, call, state)) for seq, call in group]
+            try:
+                for seq, future in futures:
+                    self._commit_result(seq, future.result(), state)
+            except RunnerError as error:  # the log is broken: what is queued must not start
+                state.fault = state.fault or error
+                raise
+
+    def _perform(self, call: PreparedCall | PerformedCall, state: _Step) -> PerformedCall:
+        """Run a call unless it was refused or nothing may start any more. On any thread."""
+        if isinstance(call, PerformedCall):
+            return call
+        stopped = self._stopped(state)
+        if stopped is not None:
+            return abort(call.call, self._mode, stopped)
+        try:
+            return self._pipeline.perform(call, self._cancellation)
+        except RunnerError as error:
+            return self._faulted(call.call, error, state)
+
+    def _faulted(self, call: ToolCallBlock, error: RunnerError, state: _Step) -> PerformedCall:
+        """Remember the first fault of the infrastructure; it is raised when everything is written."""
+        state.fault = state.fault or error
+        text = f"The call could not be completed, and the run ends: {error.message}"
+        return PerformedCall(call, ToolOutcome([{"type": "text", "text": text}], error=error.code), self._mode)
+
+    def _commit_result(self, call_seq: int, performed: PerformedCall, state: _Step) -> None:
+        try:
+            result = self._pipeline.finish(performed)
+        except RunnerError as error:
+            result = self._pipeline.finish(self._faulted(performed.call, error, state))
+        for event in result.events:
+            self._append(event)
+        call = result.call
+        message: Message = {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool-result",
+                    "toolCallId": call["id"],
+                    "content": result.content,
+                    "isError": result.is_error,
+                }
+            ],
+            "source": {"kind": "tool", "callId": call["id"]},
+            "id": self._new_id(),
+        }
+        self._append(
+            ToolResult(
+                turn=state.turn,
+                step=state.step,
+                message=message,
+                error=None if result.error is None else error_record(result.error),
+                meta=result.meta,
+                source_event_seqs=[call_seq],
+            )
+        )
+        report = state.report
+        report.results.append(result)
+        report.denied += result.error in _REFUSED_AUTHORITY
+        report.output_bytes += result.meta["bytes"]
