@@ -1,0 +1,1 @@
+"""The public test kit: what tests of tasks, profiles and extensions need."""
