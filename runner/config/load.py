@@ -143,8 +143,11 @@ def dotted(location: Iterable[str | int]) -> str:
 
 
 def config_error(source: str, problems: Iterable[Problem], *, hint: str | None = None) -> ConfigError:
-    """One error for all problems of one file, in file order."""
+    """One error for all problems of one file, in file order; ``source`` stands at its head if they are of several."""
     ordered = sorted(set(problems), key=lambda problem: (problem.mark[:3], problem.text))
+    sources = {problem.mark.source for problem in ordered}
+    if len(sources) == 1:
+        (source,) = sources
     lines = [str(problem) for problem in ordered[:MAX_PROBLEMS]]
     if len(ordered) > MAX_PROBLEMS:
         lines.append(f"and {len(ordered) - MAX_PROBLEMS} more")

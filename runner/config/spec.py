@@ -119,6 +119,9 @@ class RunSpec:
             no secret values.
         task_digest: SHA-256 over the UTF-8 JSON with sorted keys and no spaces; likewise the others.
         defining_files: Absolute paths of all run-defining files read.
+        trust_reason: Why the trigger has that trust, in a few words.
+        context_texts: Text of each of ``task.context``, in the version that may be believed.
+        responses: Answers of the ``scripted`` provider, as ``load_script`` gives them.
     """
 
     task: TaskSpec
@@ -131,3 +134,6 @@ class RunSpec:
     origins: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, object] = field(default_factory=dict)
     defining_files: tuple[str, ...] = ()
+    trust_reason: str = ""
+    context_texts: tuple[str, ...] = ()
+    responses: tuple[JsonObject, ...] = ()

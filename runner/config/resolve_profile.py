@@ -1,0 +1,422 @@
+"""A merged profile becomes a ``ProfileSpec``: defaults filled in, contradictions refused."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from runner.agent.settings import CompactionSpec, Limits, RetrySpec, compaction_for
+from runner.config.directories import check_directory
+from runner.config.effective import digest
+from runner.config.load import Document, Mark, config_error, unknown_name
+from runner.config.merge import read_referenced
+from runner.config.responses import parse_script
+from runner.config.shape import demand, schema_of, split_key
+from runner.config.spec import ProfileSpec, ToolsSpec
+from runner.config.trust import is_inside
+from runner.config.values import parse_duration, parse_size
+from runner.permission import Mode, Trust
+from runner.providers.base import ModelSpec, Prices
+from runner.sandbox.base import SandboxLimits, SandboxSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from runner.approvals.policy import Policy
+    from runner.config.effective import Effective
+    from runner.config.load import Location
+    from runner.config.spec import InputValue
+    from runner.config.trust import Reader, Trigger
+    from runner.messages import JsonObject
+
+Settings = TypeVar("Settings")
+
+BUILTIN_TOOLS: Final = ("shell", "read_file", "write_file", "edit_file", "glob", "grep", "todo")
+"""Built-in tools, none of which needs a network of its own."""
+
+DEFAULT_BASE_URL: Final = "https://api.openai.com/v1"
+DEFAULT_KEY: Final = "OPENAI_API_KEY"
+SCRIPTED_WINDOW: Final = 128_000
+
+DEFAULTS: Final[dict[str, Any]] = {
+    "ProfileModel.permission_mode": Mode.READ_ONLY.value,
+    "ProfileModel.accept_unconfined": False,
+    "ProfileModel.on_denied": "continue",
+    "Artifacts.visibility": "private",
+    "Sandbox.backend": SandboxSpec().backend,
+    "Sandbox.network": "off",
+    "Sandbox.unix_sockets": "off",
+    "Sandbox.unprotected_git": False,
+    "Sandbox.keep_dac": False,
+    "Patch.required": False,
+    "ModelSection.base_url": DEFAULT_BASE_URL,
+}
+"""Defaults that no settings class has under the key's own name: section of the model and key → value."""
+
+_REFUSED_VARIABLES: Final = re.compile(
+    r"LD_.*|GIT_.*|BASH_ENV|ENV|PYTHONSTARTUP|NODE_OPTIONS|GITHUB_(ENV|PATH|OUTPUT|STEP_SUMMARY|STATE)"
+    r"|ACTIONS_RUNTIME_TOKEN|ACTIONS_ID_TOKEN_.*"
+)
+"""Variables that would change what a command runs, or hand out the runner's own rights."""
+
+
+def untrusted_reason(trigger: Trigger, inputs: Sequence[InputValue]) -> str | None:
+    """Why the run gets no network: None when nothing untrusted takes part."""
+    if trigger.trust is Trust.UNTRUSTED:
+        return "untrusted trigger"
+    return "untrusted input" if any(each.trust is Trust.UNTRUSTED for each in inputs) else None
+
+
+def resolve_profile(
+    profile: Effective,
+    reader: Reader,
+    workspace: str,
+    *,
+    environ: Mapping[str, str],
+    check_credentials: bool,
+    untrusted: str | None,
+    responses: tuple[JsonObject, ...],
+) -> tuple[ProfileSpec, JsonObject]:
+    """Resolve a checked profile.
+
+    Args:
+        profile: The merged profile, ``--set`` and the task's limits applied; notes every value.
+        reader: Reads the policy.
+        workspace: Canonical path of the workspace.
+        environ: Environment of the runner.
+        check_credentials: Whether the variable or file with the key must be there.
+        untrusted: Why the run gets no network, None if it may have one.
+        responses: The script's answers.
+
+    Returns:
+        The profile, and the policy's resolved value.
+
+    Raises:
+        ConfigError: With all contradictions at once.
+    """
+    limits = _section(profile, "limits", Limits())
+    compaction = _section(profile, "compaction", CompactionSpec())
+    overrides = {
+        name: _section(profile, "compaction", compaction, "models", name)
+        for name in profile.raw("compaction", "models") or {}
+    }
+    model = _model(
+        profile, limits, environ, workspace, reader, check_credentials=check_credentials, responses=responses
+    )
+    _check_compaction(profile, compaction_for(compaction, overrides, model.model), model)
+    mode = Mode(profile.take("permission_mode", default=DEFAULTS["ProfileModel.permission_mode"]))
+    accepted = profile.take("accept_unconfined", default=DEFAULTS["ProfileModel.accept_unconfined"])
+    if mode is Mode.DANGER_FULL_ACCESS and not accepted:
+        text = "danger-full-access confines nothing: set accept_unconfined to true, or use workspace-write"
+        profile.problem(("permission_mode",), text)
+    sandbox = _sandbox(profile, environ, untrusted)
+    tools = _tools(profile)
+    profile.take("artifacts", "visibility", default=DEFAULTS["Artifacts.visibility"])
+    overridable = profile.take("overridable", default=[])
+    for index, entry in enumerate(overridable):
+        if split_key(schema_of("profile"), entry) is None:
+            profile.problem(("overridable", index), f"{entry!r} is no key of a profile: correct or remove it")
+    policy, value = _policy(profile, reader)
+    spec = ProfileSpec(
+        name=_profile_name(profile.document.source),
+        model=model,
+        mode=mode,
+        sandbox=sandbox,
+        tools=tools,
+        policy=policy,
+        on_denied=profile.take("on_denied", default=DEFAULTS["ProfileModel.on_denied"]),
+        compaction=compaction,
+        compaction_models=overrides,
+        limits=limits,
+        retry=_section(profile, "retry", RetrySpec()),
+        accept_unconfined=accepted,
+    )
+    if profile.problems:
+        raise config_error(profile.document.source, profile.problems)
+    return spec, value
+
+
+def _profile_name(source: str) -> str:
+    return re.sub(r"(\.profile)?\.ya?ml$", "", source.replace(":", "/").rpartition("/")[2])
+
+
+_CONVERT: Final[dict[str, Callable[[Any], Any]]] = {
+    **dict.fromkeys(("wall", "idle", "tool"), parse_duration),
+    **dict.fromkeys(("tokens", "output_bytes", "memory", "file_size"), parse_size),
+    **dict.fromkeys(("spill_bytes", "spill_head", "spill_tail", "prune_over", "prune_head", "prune_tail"), parse_size),
+    **dict.fromkeys(("summary_max_tokens", "min_output", "max_output_tokens", "context_window"), parse_size),
+    "first_token": parse_duration,
+    "seconds": lambda value: parse_duration(value, zero=True),
+}
+"""Key → how its value in YAML becomes the one in the settings."""
+
+
+def _section(profile: Effective, name: str, defaults: Settings, *below: str) -> Settings:
+    """A section of the profile as the settings class of ``defaults``, which has the same keys.
+
+    An override (``below``) notes only the keys that it gives.
+    """
+    changed = {}
+    for each in fields(defaults):  # type: ignore[arg-type]  # every settings class is a dataclass
+        location = (name, *below, each.name)
+        if below and profile.raw(*location) is None:
+            continue
+        default = getattr(defaults, each.name)
+        changed[each.name] = profile.take(*location, default=default, convert=_CONVERT.get(each.name))
+    return replace(defaults, **changed)  # type: ignore[type-var]  # likewise
+
+
+def _check_compaction(profile: Effective, spec: CompactionSpec, model: ModelSpec) -> None:
+    """Refuse thresholds that contradict each other, as they hold for the run's model."""
+    where = "compaction"
+    if spec.spill_head + spec.spill_tail > spec.spill_bytes:
+        profile.problem((where,), "spill_head and spill_tail together are over spill_bytes: lower them")
+    if spec.prune_head + spec.prune_tail > spec.prune_over:
+        profile.problem((where,), "prune_head and prune_tail together are over prune_over: lower them")
+    if spec.keep >= spec.summary_at:
+        profile.problem((where,), "keep is not below summary_at, so a summary would free nothing: lower it")
+    if spec.min_output >= model.context_window:
+        profile.problem((where,), f"min_output does not fit the window of {model.context_window} tokens: lower it")
+
+
+def _model(
+    profile: Effective,
+    limits: Limits,
+    environ: Mapping[str, str],
+    workspace: str,
+    reader: Reader,
+    *,
+    check_credentials: bool,
+    responses: tuple[JsonObject, ...],
+) -> ModelSpec:
+    section = "model"
+    provider = profile.take(section, "provider")
+    scripted = provider == "scripted"
+    name = profile.take(section, "model", default="scripted" if scripted else None)
+    for key, value in (("provider", provider), ("model", name)):
+        if value is None:
+            profile.problem((section,), f"{key} is missing: add model.{key}")
+    defaults = ModelSpec(provider=provider or "", model=name or "")
+    base_url = profile.take(section, "base_url", default=None if scripted else DEFAULT_BASE_URL)
+    key_file = profile.raw(section, "api_key_file")
+    default_key = None if scripted or key_file or profile.raw(section, "base_url") else DEFAULT_KEY
+    key_env = profile.take(section, "api_key_env", default=default_key)
+    if key_env is not None and key_file is not None:
+        profile.problem(
+            (section, "api_key_file"), "stands beside api_key_env: keep one, null takes an inherited one back"
+        )
+    file = profile.take(section, "api_key_file", convert=lambda text: _path(profile, (section, "api_key_file"), text))
+    if check_credentials and not scripted:
+        _check_key(profile, key_env, file, environ)
+    if file is not None:
+        _check_key_file(profile, file, workspace, reader)
+    if scripted:
+        location = (section, "script")
+        profile.note(location, {"sha256": digest(list(responses))}, profile.document.mark(location).origin)
+    elif profile.raw(section, "script") is not None:
+        profile.problem((section, "script"), f"has no effect with provider {provider}: remove it, or use scripted")
+    script = _path(profile, (section, "script"), profile.raw(section, "script")) if scripted else None
+    proxy = profile.take(section, "proxy")
+    if proxy is not None and "@" in proxy:
+        shown = re.sub(r"//[^@]*@", "//***@", proxy)
+        profile.note((section, "proxy"), shown, profile.origins[section, "proxy"])
+    return ModelSpec(
+        provider=defaults.provider,
+        model=defaults.model,
+        base_url=base_url,
+        api_key_env=key_env,
+        api_key_file=file,
+        context_window=_window(profile, defaults.model, scripted=scripted),
+        proxy=proxy,
+        idle=limits.idle if limits.idle is not None else defaults.idle,
+        script=script,
+        prices=_prices(profile, defaults.model, limits, scripted=scripted),
+        **{
+            key: profile.take(section, key, default=getattr(defaults, key), convert=_CONVERT.get(key))
+            for key in ("max_output_tokens", "temperature", "tool_choice", "first_token")
+        },
+    )
+
+
+def _check_key(profile: Effective, variable: str | None, file: str | None, environ: Mapping[str, str]) -> None:
+    if variable is not None and not environ.get(variable, "").strip():
+        text = f"the variable {variable} with the key is not set: set it, or name another one"
+        profile.problem(("model", "api_key_env"), text)
+    if file is not None and not os.access(file, os.R_OK):
+        profile.problem(("model", "api_key_file"), f"{file} with the key cannot be read: check path and permissions")
+
+
+def _check_key_file(profile: Effective, file: str, workspace: str, reader: Reader) -> None:
+    location = ("model", "api_key_file")
+    roots = [
+        workspace,
+        *(_path(profile, ("sandbox", "writable"), each) for each in profile.raw("sandbox", "writable") or []),
+    ]
+    if any(is_inside(path, root) for path in (file, os.path.realpath(file)) for root in roots):
+        profile.problem(
+            location, "lies where the agent may write: keep keys outside the workspace and sandbox.writable"
+        )
+    elif reader.under_test(Path(file)) is not None:
+        profile.problem(location, "is part of the untrusted checkout: keep keys outside of it")
+
+
+def _path(profile: Effective, location: Location, text: str) -> str:
+    """An absolute path: relative ones belong to the file that declares them."""
+    return os.path.normpath(os.path.join(profile.document.mark(location).directory, text))  # noqa: PTH118  # texts
+
+
+def _window(profile: Effective, model: str, *, scripted: bool) -> int:
+    from runner.providers.prices import known_window
+
+    location = ("model", "context_window")
+    assumed = profile.take("model", "unknown_window", convert=parse_size)
+    known = SCRIPTED_WINDOW if scripted else known_window(model) if model else 1
+    given: int | None = profile.take(*location, default=known, convert=parse_size)
+    if given is not None:
+        return given
+    if assumed is None:
+        profile.problem(
+            ("model", "model"), f"nothing is known of the model {model!r}: add model.context_window, its size in tokens"
+        )
+        return SCRIPTED_WINDOW
+    profile.note(location, assumed, profile.document.mark(("model", "unknown_window")).origin)
+    return int(assumed)
+
+
+def _prices(profile: Effective, model: str, limits: Limits, *, scripted: bool) -> Prices:
+    """Prices of the model: the profile's, else the known ones; ``scripted`` is free.
+
+    An input price holds for cached input as well where that has none of its own.
+    """
+    from runner.providers.prices import lookup
+
+    free = Prices(input=0.0, cache_read=0.0, cache_write=0.0, output=0.0)
+    known = free if scripted else lookup(model)
+    if profile.raw("model", "prices"):
+        known = Prices(**{k: v for k, v in profile.raw("model", "prices").items() if v is not None})
+    prices = known or Prices()
+    prices = replace(
+        prices,
+        cache_read=prices.input if prices.cache_read is None else prices.cache_read,
+        cache_write=prices.input if prices.cache_write is None else prices.cache_write,
+    )
+    for each in fields(prices):
+        profile.take("model", "prices", each.name, default=getattr(prices, each.name))
+    if limits.cost is not None and (prices.input is None or prices.output is None):
+        what = f"limits.cost is {limits.cost:g}, but the price of {model!r} is not known: "
+        location = ("limits", "cost") if profile.raw("limits", "cost") is not None else ("model",)
+        profile.problem(location, what + "add model.prices (input and output, per million tokens), or drop the limit")
+    return prices
+
+
+def read_script(profile: Effective, reader: Reader) -> tuple[JsonObject, ...]:
+    """The answers of the ``scripted`` provider; none for another provider.
+
+    Raises:
+        ConfigError: The script is not named, cannot be read or is no script.
+    """
+    if profile.raw("model", "provider") != "scripted":
+        return ()
+    location = ("model", "script")
+    text = profile.raw(*location)
+    if text is None:
+        problem = profile.document.problem(("model",), "script is missing: scripted takes its answers from a file")
+        raise config_error(profile.document.source, [problem], hint="add model.script")
+    path = Path(_path(profile, location, text))
+    return parse_script(read_referenced(reader, path, profile.document, location))
+
+
+def _sandbox(profile: Effective, environ: Mapping[str, str], untrusted: str | None) -> SandboxSpec:
+    section = "sandbox"
+    limits = _section(profile, section, SandboxLimits(), "limits")
+    for each in fields(limits):
+        if (section, "limits", each.name) not in profile.values:
+            profile.note((section, "limits", each.name), getattr(limits, each.name), "default")
+    network = profile.take(section, "network", default=DEFAULTS["Sandbox.network"])
+    if network == "on" and untrusted:
+        network = "off"
+        profile.note((section, "network"), network, untrusted)
+    allowed = tuple(profile.take(section, "env", "allow", default=[]))
+    assigned = profile.take(section, "env", "set", default={})
+    for key, names in (("allow", allowed), ("set", assigned)):
+        for name in names:
+            if _REFUSED_VARIABLES.fullmatch(name):
+                at: Location = (section, "env", key, allowed.index(name) if key == "allow" else name)
+                profile.problem(at, f"{name} changes what commands run, or holds the runner's rights: remove it")
+    key_env = profile.raw("model", "api_key_env")
+    if key_env in allowed:
+        profile.problem((section, "env", "allow", allowed.index(key_env)), "is the model's key: remove it")
+    return SandboxSpec(
+        backend=profile.take(section, "backend", default=DEFAULTS["Sandbox.backend"]),
+        require=tuple(profile.take(section, "require", default=[])),
+        network=network == "on",
+        unix_sockets=profile.take(section, "unix_sockets", default=DEFAULTS["Sandbox.unix_sockets"]) == "on",
+        writable=_writable(profile, environ),
+        hidden=_hidden(profile, environ),
+        env_allow=allowed,
+        env_set=dict(assigned),
+        limits=limits,
+        unprotected_git=profile.take(section, "unprotected_git", default=DEFAULTS["Sandbox.unprotected_git"]),
+        keep_dac=profile.take(section, "keep_dac", default=DEFAULTS["Sandbox.keep_dac"]),
+    )
+
+
+def _writable(profile: Effective, environ: Mapping[str, str]) -> tuple[str, ...]:
+    paths = []
+    for index, text in enumerate(profile.raw("sandbox", "writable") or []):
+        location: Location = ("sandbox", "writable", index)
+        path, problem = check_directory(text, profile.document.mark(location).directory, environ)
+        if problem:
+            profile.problem(location, problem)
+        paths.append(path)
+    profile.take("sandbox", "writable", default=[], convert=lambda _: paths)
+    return tuple(paths)
+
+
+def _hidden(profile: Effective, environ: Mapping[str, str]) -> tuple[str, ...]:
+    paths = []
+    for index, text in enumerate(profile.raw("sandbox", "hidden") or []):
+        location: Location = ("sandbox", "hidden", index)
+        home = environ.get("HOME")
+        if text == "~" or text.startswith("~/"):
+            if not home:
+                profile.problem(location, "HOME is not set, so ~ means nothing: write the whole path")
+            text = f"{home or ''}{text[1:]}"  # noqa: PLW2901  # the same path, written out
+        paths.append(_path(profile, location, text))
+    profile.take("sandbox", "hidden", default=[], convert=lambda _: paths)
+    return tuple(paths)
+
+
+def _tools(profile: Effective) -> ToolsSpec:
+    default = ToolsSpec()
+    allow = profile.take("tools", "allow")
+    deny = profile.take("tools", "deny", default=[])
+    for key, names in (("allow", allow or []), ("deny", deny)):
+        for index, name in enumerate(names):
+            if name not in BUILTIN_TOOLS:
+                profile.problem(("tools", key, index), f"{name!r}: {unknown_name(name, BUILTIN_TOOLS, what='tool')}")
+    parallel = profile.take("tools", "parallel", default=default.parallel)
+    return ToolsSpec(allow=None if allow is None else tuple(allow), deny=tuple(deny), parallel=parallel)
+
+
+def _policy(profile: Effective, reader: Reader) -> tuple[Policy, JsonObject]:
+    """The policy and its resolved value."""
+    from runner.config.policy import load_policy
+
+    location: Location = ("approvals",)
+    declared = profile.raw("approvals")
+    if declared is None:
+        document = Document("default", {"version": 1, "default": "deny", "rules": []}, {(): Mark("default", 0, 0, "/")})
+        profile.note(location, None, "default", private=True)
+    elif isinstance(declared, str):
+        path = Path(_path(profile, location, declared))
+        document = read_referenced(reader, path, profile.document, location)
+        profile.take("approvals", private=True)
+    else:
+        document = profile.document.child(location)
+        profile.note(location, "in the profile", profile.document.mark(location).origin, private=True)
+    demand("policy", document)
+    return load_policy(document), document.value
