@@ -32,6 +32,9 @@ FORMATS = {
 }
 """The YAML formats, each with a JSON Schema in ``configs/schema``."""
 
+_OWN_PAGE = frozenset({"Policy"})
+"""Definitions of a schema that have a page of their own and are not spelled out in another."""
+
 _ENVELOPE = """\
 One JSON object a line. The envelope is `type`, `seq` (from 0, without gaps), `time` (epoch milliseconds), `data`,
 and where it applies `ignorable`, `sourceEventSeqs` and `surfaceOp`. A reader skips an unknown event that is
@@ -251,7 +254,7 @@ def _schema_rows(
         default = "required" if key in required else _default(declared)
         yield path, _type_of(declared, root), default, declared.get("description") or inner.get("description", "")
         for child, suffix, references_to in _children(inner, root, references):
-            if not set(references_to) & set(seen):
+            if not set(references_to) & {*seen, *_OWN_PAGE}:
                 yield from _schema_rows(child, root, prefix=path + suffix, seen=(*seen, *references_to))
 
 
