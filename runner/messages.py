@@ -120,3 +120,13 @@ def text_of(content: list[Any]) -> str:
 def tool_calls_of(message: Message) -> list[ToolCallBlock]:
     """The calls of an assistant message, in the model's order."""
     return [block for block in message["content"] if block["type"] == "tool-call"]
+
+
+def total_tokens(usage: Usage) -> int:
+    """All tokens of a response: uncached input, cache reads and writes, output."""
+    return (
+        usage["inputTokens"]
+        + usage.get("cacheReadTokens", 0)
+        + usage.get("cacheWriteTokens", 0)
+        + usage["outputTokens"]
+    )

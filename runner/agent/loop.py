@@ -15,7 +15,7 @@ from runner.agent.hook import Hook, RequestFailed, StepStarting, TurnOver
 from runner.agent.prompt import user_message
 from runner.agent.request import Body, RequestBody, check_rebuild
 from runner.errors import ErrorCode, InternalError, ProviderError, RunnerError, StorageError
-from runner.messages import tool_calls_of
+from runner.messages import tool_calls_of, total_tokens
 from runner.providers.assemble import ResponseAssembler
 from runner.session import events as ev
 from runner.session import tokens
@@ -407,13 +407,13 @@ class Loop:
         assembler, chunk_seqs = self._call_model("main", body)
         message: Message = {
             "role": "assistant",
-            "content": assembler.content,
+            "content": assembler.content(),
             "source": {"kind": "model", "provider": self._config["provider"], "model": self._config["model"]},
             "id": self._new_id(),
         }
         interrupted = assembler.finish is None
         if interrupted:
-            message["content"] = [block for block in assembler.content if block["type"] != "tool-call"]
+            message["content"] = assembler.partial_content()
         usage = assembler.usage
         self.append(
             ev.AssistantMessage(
@@ -434,7 +434,7 @@ class Loop:
         return message, assembler.finish or "stop"
 
     def _settle(self, usage: Usage) -> None:
-        self._budget.charge("tokens", tokens.total(usage))
+        self._budget.charge("tokens", total_tokens(usage))
         self._budget.charge("cost", self._cost_of(usage) or 0.0)
 
     def _call_model(self, purpose: str, body: Body) -> tuple[ResponseAssembler, list[int]]:
@@ -524,9 +524,12 @@ class Loop:
         self._stop_if_cancelled()
         if assembler.usage is not None:
             self._settle(assembler.usage)
-        called = any(block["type"] == "tool-call" for block in assembler.content)
-        text = [block for block in assembler.content if block["type"] == "text"]
-        return ([] if called else [dict(block) for block in text]), assembler.usage
+        content = assembler.content()
+        called = any(block["type"] == "tool-call" for block in content)
+        text: list[JsonObject] = [
+            {"type": "text", "text": block["text"]} for block in content if block["type"] == "text"
+        ]
+        return ([] if called else text), assembler.usage
 
 
 class Occupancy:
@@ -545,13 +548,13 @@ class Occupancy:
             self._generation, self._messages, self._estimate = projection.generation, 0, 0
         messages = projection.messages
         for index in range(self._messages, len(messages)):
-            self._estimate += tokens.trigger_message(messages[index])
+            self._estimate += tokens.estimate_message(messages[index], tokens.cautious)
         self._messages = len(messages)
         return self._estimate
 
     def anchor(self, usage: Usage, header: RequestHeader, projection: Projection) -> None:
         """Take the usage of a successful call whose answer is the projection's last message."""
-        self._base = tokens.total(usage)
+        self._base = total_tokens(usage)
         self._base_estimate = self._estimated(projection)
         self._header = header
 
@@ -559,7 +562,7 @@ class Occupancy:
         """Tokens of a request with ``header`` over the projection as it is now."""
         estimate = self._estimated(projection)
         if self._header is None:
-            return tokens.trigger_header(header) + estimate
+            return tokens.estimate_header(header, tokens.cautious) + estimate
         return max(0, self._base + estimate - self._base_estimate)
 
 

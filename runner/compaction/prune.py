@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.session import tokens
 from runner.session.events import CompactionPrune, ToolResult
+from runner.session.tokens import cautious, estimate_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from runner.messages import Message
+    from runner.messages import Block, ImageBlock, Message, TextBlock
     from runner.session.events import Event
 
 
@@ -45,14 +45,17 @@ def first_line(text: str) -> str:
 
 def _rewritten(event: ToolResult, cut: Callable[[str], str]) -> Message:
     """The message of ``event`` with all text of its result joined and cut."""
-    content = []
+    content: list[Block] = []
     for block in event.message["content"]:
         if block["type"] != "tool-result":
             content.append(block)
             continue
         text = "\n".join(inner["text"] for inner in block["content"] if inner["type"] == "text")
-        rest = [inner for inner in block["content"] if inner["type"] != "text"]
-        content.append({**block, "content": [{"type": "text", "text": cut(text)}, *rest]})
+        kept: list[TextBlock | ImageBlock] = [{"type": "text", "text": cut(text)}]
+        kept += [inner for inner in block["content"] if inner["type"] != "text"]
+        content.append(
+            {"type": "tool-result", "toolCallId": block["toolCallId"], "content": kept, "isError": block["isError"]}
+        )
     return {**event.message, "content": content}
 
 
@@ -69,7 +72,7 @@ def prune_result(event: ToolResult, cut: Callable[[str], str], append: Callable[
     Nothing is written when the cut form is not shorter.
     """
     message = _rewritten(event, cut)
-    saved = tokens.trigger_message(event.message) - tokens.trigger_message(message)
+    saved = estimate_message(event.message, cautious) - estimate_message(message, cautious)
     if saved <= 0:
         return 0
     span = {"start": event.seq, "end": event.seq}
@@ -77,7 +80,7 @@ def prune_result(event: ToolResult, cut: Callable[[str], str], append: Callable[
         CompactionPrune(
             shadowed_range=span,
             shadowed_seqs=[event.seq],
-            shadowed_token_count=tokens.trigger_message(event.message),
+            shadowed_token_count=estimate_message(event.message, cautious),
         )
     )
     append(

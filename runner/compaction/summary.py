@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from runner.agent.prompt import user_message
 from runner.errors import ErrorCode, ProviderError
 from runner.messages import text_of
-from runner.session import tokens
 from runner.session.events import (
     AssistantMessage,
     CompactionEnd,
@@ -22,6 +21,7 @@ from runner.session.events import (
     UserMessage,
 )
 from runner.session.projection import message_of
+from runner.session.tokens import cautious, estimate_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ def cut_index(nodes: Sequence[Event], *, start: int, keep_tokens: int) -> int:
     index, kept = len(nodes), 0
     while index > start:
         message = message_of(nodes[index - 1])
-        size = tokens.trigger_message(message) if message else 0
+        size = estimate_message(message, cautious) if message else 0
         if kept + size > keep_tokens:
             break
         kept += size
@@ -113,11 +113,11 @@ class Summariser:
             [*messages, instruction], max_tokens=self._spec.summary_max_tokens, model=self._spec.summary_model
         )
         text = text_of(content).strip()
-        before = sum(tokens.trigger_message(message) for node in shadowed if (message := message_of(node)))
+        before = sum(estimate_message(message, cautious) for node in shadowed if (message := message_of(node)))
         summary: Message = user_message(
             _LEAD + text, message_id=self._new_id(), kind="plugin", plugin="compact", compactionId=compaction_id
         )
-        if not text or tokens.trigger_message(summary) >= before:
+        if not text or estimate_message(summary, cautious) >= before:
             return False
         span = {"start": shadowed[0].seq, "end": shadowed[-1].seq}
         seqs = [node.seq for node in shadowed]
