@@ -105,7 +105,7 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     terminalreporter.section("sandbox backends")
     for name in BACKENDS:
         if EXERCISED[name]:
-            terminalreporter.line(f"{name}: {EXERCISED[name]} tests passed")
+            terminalreporter.line(f"{name}: exercised, {EXERCISED[name]} passed")
         else:
             cached = backend_failures()[name] if backend_failures.cache_info().currsize else "no test asked for it"
             terminalreporter.line(f"{name}: NOT exercised ({cached or 'no test asked for it'})")
