@@ -1,0 +1,470 @@
+"""Gives a run its directory: the user's own, a copy of it, or a git worktree.
+
+A copy holds tracked files and untracked ones that are not ignored, byte for byte, with a small
+``.git`` of its own: HEAD, refs and index of the original, its objects borrowed, none of its
+configuration, hooks or remotes. A worktree is made under a lock and marked; whoever finds a mark
+whose owner is gone removes the worktree. Submodules stay empty folders in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.errors import ConfigError, StorageError
+from runner.workspace.git import find_repository, git, output_text, refuse_credentials
+from runner.workspace.snapshot import EMPTY_TREES, Base, Snapshot, object_format_of, private_config, take_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Self
+
+    from runner.messages import JsonObject
+    from runner.workspace.git import Repository
+
+ISOLATIONS = ("in-place", "copy", "worktree")
+
+RECORD = "workspace.json"
+"""File in the state directory by which ``load_workspace`` finds what a dead run worked on."""
+
+MARKER = "nightshift.json"
+"""File in a worktree's administrative folder; its owner holds a lock on it."""
+
+
+@dataclass(slots=True)
+class Workspace:
+    """A directory an agent may work in.
+
+    Attributes:
+        path: Canonical path of the agent's directory.
+        source: Canonical path of the user's directory; the same when in place.
+        isolation: ``in-place``, ``copy`` or ``worktree``.
+        snapshot: What the directory held before the agent began.
+    """
+
+    path: str
+    source: str
+    isolation: str
+    snapshot: Snapshot
+    _remove: Callable[[], None] = field(default=lambda: None, repr=False)
+
+    @property
+    def base(self) -> Base:
+        """Commit, tree and dirtiness the agent began with."""
+        return self.snapshot.base
+
+    def as_json(self) -> JsonObject:
+        """The whole record, for the session's state directory."""
+        snapshot = self.snapshot.as_json()
+        return {"path": self.path, "source": self.source, "isolation": self.isolation, "snapshot": snapshot}
+
+    def close(self, *, keep: bool = False) -> None:
+        """Remove a copy or worktree; may be called more than once.
+
+        Args:
+            keep: Leave the directory, for example when its patch could not be made.
+        """
+        remove, self._remove = self._remove, lambda: None
+        if not keep:
+            remove()
+
+    def __enter__(self) -> Self:
+        """Nothing more to prepare."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove what was made."""
+        self.close()
+
+
+def resolve_workspace(path: str) -> str:
+    """The canonical path of a directory that may be a workspace.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, it is missing, no directory, a symbolic link, ``/`` or a home directory.
+    """
+    given = Path(path)
+    real = given.resolve()
+    if given.is_symlink():
+        raise ConfigError(f"the workspace {path} is a symbolic link", hint=f"name its target {real} instead")
+    if not real.exists():
+        raise ConfigError(f"the workspace {path} does not exist", hint="create it, or pass --workspace DIR")
+    if not real.is_dir():
+        raise ConfigError(f"the workspace {path} is not a directory", hint="pass --workspace DIR")
+    if real == Path("/") or real in {Path(home).resolve() for home in _homes()}:
+        what = "the root of the file system" if real == Path("/") else "a home directory"
+        raise ConfigError(f"the workspace {path} is {what}", hint="work in a directory of its own")
+    return str(real)
+
+
+def _homes() -> Iterator[str]:
+    if os.environ.get("HOME"):
+        yield os.environ["HOME"]
+    with contextlib.suppress(KeyError):  # an id without an entry, as in many containers, has no other home
+        yield pwd.getpwuid(os.geteuid()).pw_dir
+
+
+def prepare_workspace(
+    path: str, *, state: Path, isolation: str = "in-place", base: str = "HEAD", dirty: str = "include"
+) -> Workspace:
+    """Make a workspace ready for an agent and record its base.
+
+    Args:
+        path: The user's directory.
+        state: Private directory of the session, outside the workspace; made if it is missing.
+        isolation: ``in-place``, ``copy`` or ``worktree``.
+        base: Revision to start from. In place it must be what is checked out; elsewhere another
+            revision starts clean, without the uncommitted changes.
+        dirty: ``include`` takes uncommitted changes as part of the base, ``refuse`` is an error.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, the workspace cannot be used as asked.
+        StorageError: STORAGE_FAILED, the state directory cannot be written.
+    """
+    if isolation not in ISOLATIONS:
+        raise ConfigError(f"isolation {isolation} is not known", hint="one of " + ", ".join(ISOLATIONS))
+    source = resolve_workspace(path)
+    if state.resolve().is_relative_to(source):
+        raise ConfigError(
+            f"the state directory {state} lies inside the workspace {source}",
+            hint="choose another --artifacts directory",
+        )
+    repository = find_repository(source)
+    if repository is not None:
+        refuse_credentials(repository)
+    commit = _base_commit(repository, base, isolation)
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"the state directory {state} cannot be made: {error.strerror}") from error
+    workspace = _isolate(source, repository, commit, isolation, dirty, state)
+    try:
+        (state / RECORD).write_text(json.dumps(workspace.as_json()), encoding="utf-8")
+    except OSError as error:
+        workspace.close()
+        raise StorageError(f"the state directory {state} cannot be written: {error.strerror}") from error
+    return workspace
+
+
+def _isolate(
+    source: str, repository: Repository | None, commit: str | None, isolation: str, dirty: str, state: Path
+) -> Workspace:
+    if isolation == "in-place":
+        snapshot = take_snapshot(source, repository, state=state, name="base")
+        _refuse_dirty(snapshot, dirty, repository)
+        return Workspace(source, source, isolation, snapshot)
+    if repository is None:
+        if isolation == "worktree":
+            raise ConfigError(f"{source} is no git repository, so it has no worktrees", hint="use isolation: copy")
+        return _copy_directory(source, state)
+    from_head = commit == repository.commit
+    original = take_snapshot(source, repository, state=state, name="source", whole=True) if from_head else None
+    if original is not None:
+        _refuse_dirty(original, dirty, repository)
+    if isolation == "worktree":
+        return _add_worktree(source, repository, commit, original, state)
+    return _copy_repository(source, repository, commit, original, state)
+
+
+def load_workspace(state: Path) -> Workspace:
+    """The workspace that a run recorded in its state directory; closing it removes nothing.
+
+    Raises:
+        StorageError: STORAGE_FAILED, there is no readable record.
+    """
+    try:
+        value = json.loads((state / RECORD).read_text(encoding="utf-8"))
+        snapshot = Snapshot.from_json(value.pop("snapshot"))
+        return Workspace(snapshot=snapshot, **value)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{state / RECORD} is no record of a workspace: {error}") from error
+
+
+def _base_commit(repository: Repository | None, base: str, isolation: str) -> str | None:
+    """The commit ``base`` names; None for a workspace without commits."""
+    if repository is None or base == "HEAD":
+        if base != "HEAD":
+            raise ConfigError(f"workspace.base is {base} and the workspace is no git repository", hint="leave it out")
+        if isolation == "worktree" and repository is not None and repository.commit is None:
+            raise ConfigError(
+                "the repository has no commit yet, so it can have no worktree", hint="use isolation: copy"
+            )
+        return repository.commit if repository else None
+    found = git(
+        ["rev-parse", "--quiet", "--verify", "--end-of-options", f"{base}^{{commit}}"],
+        cwd="/",
+        environment={"GIT_DIR": repository.git_dir},
+    )
+    lines = found.output.decode("ascii", "replace").split()
+    if found.exit_code != 0 or not lines:
+        raise ConfigError(
+            f"workspace.base {base} is no commit of {repository.work_tree}",
+            hint="fetch it first; actions/checkout needs `fetch-depth: 0` for other revisions",
+        )
+    # With --end-of-options older gits print the option as well.
+    commit = lines[-1]
+    if isolation == "in-place" and commit != repository.commit:
+        raise ConfigError(
+            f"workspace.base {base} is not what is checked out in {repository.work_tree}",
+            hint="check it out, or use isolation: worktree or copy",
+        )
+    return commit
+
+
+def _refuse_dirty(snapshot: Snapshot, dirty: str, repository: Repository | None) -> None:
+    if dirty != "refuse" or repository is None or not snapshot.base.dirty:
+        return
+    # The snapshot's index already holds the changes; HEAD and it differ by exactly them.
+    listed = git(
+        ["diff-index", "--cached", "--name-only", "-z", repository.commit or EMPTY_TREES[object_format_of(repository)]],
+        cwd=snapshot.work_tree,
+        environment={"GIT_DIR": snapshot.directory, "GIT_INDEX_FILE": snapshot.index},
+    )
+    names = [repr(name)[1:-1] for name in os.fsdecode(listed.output).split("\0") if name]
+    problems = names[:5] + ([f"and {len(names) - 5} more"] if len(names) > 5 else [])
+    raise ConfigError(
+        f"{snapshot.work_tree} has uncommitted changes and the task says dirty: refuse",
+        problems=problems,
+        hint="commit or stash them, or set workspace.dirty to include",
+    )
+
+
+# --- copy --------------------------------------------------------------------------------------
+
+
+def _copy_directory(source: str, state: Path) -> Workspace:
+    original = take_snapshot(source, None, state=state, name="source")
+    target = state / "workspace"
+    _copy_files(original, source, target)
+    snapshot = take_snapshot(str(target), None, state=state, name="base")
+    return Workspace(str(target), source, "copy", snapshot, lambda: _remove_tree(target))
+
+
+def _copy_repository(
+    source: str, repository: Repository, commit: str | None, original: Snapshot | None, state: Path
+) -> Workspace:
+    target = state / "workspace"
+    if original is not None:
+        _copy_files(original, repository.work_tree, target)
+    else:
+        target.mkdir(mode=0o700)
+    _write_small_git(repository, commit, target, detached=original is None)
+    if original is None:
+        arguments = ["read-tree", "--reset", "-u", str(commit)]
+        done = git(arguments, cwd=str(target), environment={"GIT_DIR": f"{target}/.git", "GIT_WORK_TREE": str(target)})
+        if done.exit_code != 0:
+            raise ConfigError(f"git cannot check out {commit}: {output_text(done)}")
+    path, snapshot = _isolated_base(target, repository, commit, state)
+    return Workspace(path, source, "copy", snapshot, lambda: _remove_tree(target))
+
+
+def _isolated_base(target: Path, repository: Repository, commit: str | None, state: Path) -> tuple[str, Snapshot]:
+    """The agent's directory in a copy or worktree, and its base."""
+    path = target / repository.prefix
+    if not path.is_dir():
+        raise ConfigError(f"{repository.prefix} does not exist in {commit}", hint="choose another workspace.base")
+    return str(path), take_snapshot(str(path), find_repository(str(path)), state=state, name="base")
+
+
+def _copy_files(snapshot: Snapshot, source: str, target: Path) -> None:
+    """Copy every file the snapshot's index lists; submodules become empty folders."""
+    listed = git(
+        ["ls-files", "-z"], cwd="/", environment={"GIT_DIR": snapshot.directory, "GIT_INDEX_FILE": snapshot.index}
+    )
+    if listed.exit_code != 0:
+        raise ConfigError(f"git cannot list the files of {source}: {output_text(listed)}")
+    target.mkdir(mode=0o700)
+    for name in os.fsdecode(listed.output).split("\0"):
+        if name:
+            _copy_entry(source, str(target), name)
+
+
+def _copy_entry(source: str, target: str, name: str) -> None:
+    """Copy one file or link byte for byte, with its mode and times; a missing one is left out."""
+    origin, copy = Path(source, name), Path(target, name)
+    try:
+        mode = origin.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return  # left out of a sparse checkout
+    try:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if stat.S_ISDIR(mode):
+            copy.mkdir(exist_ok=True)
+        else:
+            shutil.copy2(origin, copy, follow_symlinks=False)
+    except OSError as error:
+        raise StorageError(f"{origin} cannot be copied to {copy}: {error.strerror}") from error
+
+
+def _write_small_git(repository: Repository, commit: str | None, target: Path, *, detached: bool) -> None:
+    """Give a copy a ``.git`` with the history of the original and nothing of its configuration."""
+    directory = target / ".git"
+    common = Path(repository.common_dir)
+    for name in ("objects/info", "refs", "info"):
+        (directory / name).mkdir(parents=True)
+    (directory / "config").write_text(private_config(repository), encoding="utf-8")
+    (directory / "objects/info/alternates").write_bytes(os.fsencode(f"{common}/objects\n"))
+    head = Path(repository.git_dir, "HEAD")
+    if detached:
+        (directory / "HEAD").write_text(f"{commit}\n", encoding="utf-8")
+    else:
+        shutil.copyfile(head, directory / "HEAD")
+        index = Path(repository.git_dir, "index")
+        if index.is_file() and not any(Path(repository.git_dir).glob("sharedindex.*")):
+            shutil.copyfile(index, directory / "index")
+    for name in ("packed-refs", "shallow", "info/exclude", "info/attributes"):
+        if (common / name).is_file():
+            shutil.copyfile(common / name, directory / name)
+    if (common / "refs").is_dir():
+        shutil.copytree(common / "refs", directory / "refs", dirs_exist_ok=True)
+
+
+# --- worktree ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """Hold the lock of a repository's worktree list; a lock on the directory leaves no file behind."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _filters_off(repository: Repository) -> dict[str, str]:
+    """Settings that stop every content filter the repository's configuration defines."""
+    settings = {}
+    for key, _ in repository.config:
+        section, _, name = key.rpartition(".")
+        if section.startswith("filter.") and name in {"clean", "smudge", "process", "required"}:
+            settings[key] = "false" if name == "required" else ""
+    return settings
+
+
+def _add_worktree(
+    source: str, repository: Repository, commit: str | None, original: Snapshot | None, state: Path
+) -> Workspace:
+    target = state / "workspace"
+    with _locked(repository.common_dir):
+        _prune(Path(repository.common_dir))
+        done = git(
+            ["worktree", "add", "--detach", "--quiet", str(target), str(commit)],
+            cwd="/",
+            environment={"GIT_DIR": repository.common_dir},
+            settings=_filters_off(repository),
+        )
+        if done.exit_code != 0:
+            raise ConfigError(f"git cannot make a worktree of {repository.work_tree}: {output_text(done)}")
+        pointer = (target / ".git").read_text(encoding="utf-8", errors="surrogateescape")
+        admin = Path(pointer.partition("gitdir:")[2].strip())
+        marker = os.open(admin / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(marker, json.dumps({"path": str(target)}).encode())
+
+    def remove() -> None:
+        with _locked(repository.common_dir):
+            _remove_tree(target)
+            _remove_tree(admin)
+        os.close(marker)
+
+    try:
+        if original is not None and original.base.dirty:
+            _carry_changes(original, repository, target)
+        path, snapshot = _isolated_base(target, repository, commit, state)
+    except BaseException:
+        remove()
+        raise
+    return Workspace(path, source, "worktree", snapshot, remove)
+
+
+def _carry_changes(original: Snapshot, repository: Repository, target: Path) -> None:
+    """Bring what is not committed into a fresh worktree of HEAD."""
+    arguments = ["diff-index", "--cached", "--raw", "--no-renames", "-z", str(repository.commit)]
+    environment = {"GIT_DIR": original.directory, "GIT_INDEX_FILE": original.index}
+    listed = git(arguments, cwd=original.work_tree, environment=environment)
+    if listed.exit_code != 0:
+        raise ConfigError(f"git cannot list the changes of {original.work_tree}: {output_text(listed)}")
+    fields = os.fsdecode(listed.output).split("\0")
+    changes = list(zip(fields[0::2], fields[1::2], strict=False))
+    for _, name in changes:
+        _remove_entry(target / name)
+    for what, name in changes:
+        if not what.endswith("D"):
+            _copy_entry(original.work_tree, str(target), name)
+
+
+def _remove_entry(path: Path) -> None:
+    """Remove a file or folder and the folders that are empty then."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a file took the place of its folder
+            path.unlink()
+    with contextlib.suppress(OSError):  # a folder that is not empty stays
+        os.removedirs(path.parent)
+
+
+def prune_worktrees(workspace: str) -> list[str]:
+    """Remove worktrees of a repository whose run died; returns their paths.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, a broken repository.
+    """
+    repository = find_repository(str(Path(workspace).resolve()))
+    if repository is None:
+        return []
+    with _locked(repository.common_dir):
+        return _prune(Path(repository.common_dir))
+
+
+def _prune(common: Path) -> list[str]:
+    removed = []
+    for marker in sorted((common / "worktrees").glob(f"*/{MARKER}")):
+        descriptor = os.open(marker, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            path = _marked_path(marker)
+            if path is not None:
+                _remove_tree(path)
+                removed.append(str(path))
+            _remove_tree(marker.parent)
+        finally:
+            os.close(descriptor)
+    return removed
+
+
+def _marked_path(marker: Path) -> Path | None:
+    """The worktree a mark names, only if that worktree names the mark's folder in turn."""
+    try:
+        path = Path(json.loads(marker.read_text(encoding="utf-8"))["path"])
+        pointer = (path / ".git").read_text(encoding="utf-8", errors="surrogateescape")
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return path if pointer.partition("gitdir:")[2].strip() == str(marker.parent) else None
+
+
+def _remove_tree(path: Path) -> None:
+    """Remove a directory that an agent wrote; folders without permission are opened first."""
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except OSError:
+        for directory, folders, _ in os.walk(path):
+            for name in folders:
+                with contextlib.suppress(OSError):  # what stays closed is left behind
+                    Path(directory, name).chmod(0o700, follow_symlinks=False)
+        shutil.rmtree(path, ignore_errors=True)
