@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _TOKEN_STEP = 2_000
 """``maxTokens`` is lowered in steps of this size, so that the header changes rarely."""
 
+_REFUSED_AUTHORITY = (ErrorCode.POLICY_DENIED.name, ErrorCode.GUARD_DENIED.name, ErrorCode.TOOL_MASKED.name)
+
 
 class Stop(Exception):  # noqa: N818  # control flow of the loop, not an error of the program
     """The run ends in an orderly way; ``reason`` is what ``turn/end`` says."""
@@ -58,7 +60,6 @@ class CallRunner(Protocol):
 class CallReport(Protocol):
     """What the loop needs to know of the calls it had run."""
 
-    denied: int
     output_bytes: int
 
 
@@ -137,6 +138,7 @@ class Loop:
         self._surface_events: list[ev.Event] = []
         self._occupancy = Occupancy()
         self._checked_generation = -1
+        self._denied = False
         self._rebuild_due = True
         log.observers.append(self._observe)
 
@@ -150,6 +152,8 @@ class Loop:
         if event.SURFACE:
             self._surface_events.append(event)
             self.projection.apply(event)
+            if isinstance(event, ev.ToolResult) and event.error and event.error.get("code") in _REFUSED_AUTHORITY:
+                self._denied = True
         for hook in self._hooks:
             try:
                 hook.observe(event)
@@ -269,8 +273,16 @@ class Loop:
     def _run_calls(self, calls: Sequence[ToolCallBlock]) -> None:
         report = self._calls.run(calls, turn=self.turn, step=self.step)
         self._budget.charge("output_bytes", report.output_bytes)
-        if report.denied and self._abort_on_denied:
+        if self.halt_reason() is not None:
             raise Stop("policy", ErrorCode.POLICY_DENIED.name)
+
+    def halt_reason(self) -> str | None:
+        """Why no further call of this run may start, None while calls may."""
+        return (
+            "a call was denied, and the profile says on_denied: abort"
+            if self._denied and self._abort_on_denied
+            else None
+        )
 
     def _end_step(self) -> None:
         try:
@@ -468,8 +480,8 @@ class Loop:
                 return self._read_stream(purpose, body)
             except ProviderError as error:
                 self._stop_if_cancelled()
-                if error.kind == "idle-timeout":
-                    idle = self._budget.limits.idle or 0
+                idle = self._budget.limits.idle
+                if error.kind == "idle-timeout" and idle is not None:
                     raise LimitExceeded(LimitState("idle", idle, idle)) from error
                 delay = self._retry_delay(RequestFailed(error, attempt, self._clock() - started))
                 if delay is None:
@@ -478,13 +490,12 @@ class Loop:
                 self._wait_for_retry(error, retry_id, attempt, delay)
 
     def _read_stream(self, purpose: str, body: Body) -> tuple[ResponseAssembler, list[int]]:
-        assembler = ResponseAssembler()
-        first = self._log.next_seq
+        assembler, seqs = ResponseAssembler(), []
         for chunk in self._provider.stream(body.data, cancellation=self._cancellation):
             if purpose == "main":
-                self._log.append_chunk(self.turn, self.step, chunk)
+                seqs.append(self._log.append_chunk(self.turn, self.step, chunk))
             assembler.add(chunk)
-        return assembler, list(range(first, self._log.next_seq))
+        return assembler, seqs
 
     def _retry_delay(self, failed: RequestFailed) -> float | None:
         delays = [hook.on_response(failed) for hook in self._hooks]

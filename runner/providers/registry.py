@@ -92,7 +92,7 @@ def build_provider(
 
         if script is None:
             raise ConfigError("model.script: the provider scripted needs a script", hint="set model.script to a file")
-        return ScriptedProvider(script, source=spec.script or "the script")
+        return ScriptedProvider(script, source=spec.script or "the script", idle=spec.idle)
     if spec.provider == "openai":
         from runner.providers.openai_chat import OpenAIChatProvider
 

@@ -6,6 +6,7 @@ the messages), so that everything that depends on a stable prefix can be shown w
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -62,6 +63,7 @@ class ScriptedProvider:
             ``expect {lastToolResultContains}``, or ``error {status, code, message, retryAfter}``.
             Keys with the value None count as absent.
         source: Name of the script, for messages.
+        idle: Seconds without an answer that are taken for silence, as with a real model.
 
     Raises of ``stream``:
         ProviderError: PROVIDER_FAILED, not retryable, if the script has run out (``script-exhausted``) or the
@@ -70,10 +72,11 @@ class ScriptedProvider:
 
     name = "scripted"
 
-    def __init__(self, responses: Sequence[JsonObject], *, source: str = "the script") -> None:
+    def __init__(self, responses: Sequence[JsonObject], *, source: str = "the script", idle: float = math.inf) -> None:
         self.dialect: Dialect = ScriptedDialect()
         self._responses = responses
         self._source = source
+        self._idle = idle
         self._position = 0
 
     def stream(self, body: bytes, *, cancellation: Cancellation) -> Iterator[Chunk]:
@@ -87,8 +90,11 @@ class ScriptedProvider:
             )
         self._position = number
         response = {key: value for key, value in self._responses[number - 1].items() if value is not None}
-        if cancellation.wait(response.get("delay", 0)):
+        delay = response.get("delay", 0)
+        if cancellation.wait(min(delay, self._idle)):
             return
+        if delay > self._idle:
+            raise ProviderError(f"nothing came for {self._idle:g} s", kind="idle-timeout", retryable=True)
         if "error" in response:
             raise _error(response["error"], self._source, number)
         request = orjson.loads(body)

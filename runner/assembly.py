@@ -1,0 +1,252 @@
+"""From a resolved configuration to an agent that is ready to run.
+
+The only module that names concrete tools and hooks together. Everything below gets what it
+needs as an argument. Fixes tools, system prompt and call configuration before the first request, so
+that the cached prefix begins the same all through the run.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from runner.agent.budget import Budget
+from runner.agent.hook import Hook
+from runner.agent.inbox import Inbox
+from runner.agent.loop import Loop
+from runner.agent.prompt import SYSTEM_PROMPT, PromptBuilder, runtime_context
+from runner.agent.settings import compaction_for
+from runner.approvals.policy import decide
+from runner.compaction.policy import CompactionHook
+from runner.compaction.spill import Spill, SpillStore
+from runner.hooks.repeat import RepeatHook
+from runner.hooks.retry import RetryHook
+from runner.providers.prices import cost_of
+from runner.providers.redacting import RedactingProvider
+from runner.session.events import Redaction
+from runner.tools.builtin.files import EditFile, ReadFile, WriteFile
+from runner.tools.builtin.search import Glob, Grep
+from runner.tools.builtin.shell import Shell
+from runner.tools.builtin.todo import Todo
+from runner.tools.pipeline import Pipeline
+from runner.tools.registry import Registry
+from runner.tools.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from runner.approvals.policy import CallFacts, Decision, Policy
+    from runner.cancellation import Cancellation
+    from runner.config.spec import RunSpec
+    from runner.messages import JsonObject, ToolCallBlock
+    from runner.providers.base import ModelSpec, Provider
+    from runner.redaction import Redactor
+    from runner.sandbox.executor import Executor
+    from runner.session.log import SessionLog
+
+POLICY_SUMMARY_CHARACTERS = 1_200
+"""Longest policy summary the model is given; the policy itself may be much longer."""
+
+
+class Agent:
+    """A loop with what a run needs beside it.
+
+    Attributes:
+        loop: The loop; its inbox holds the first prompt and what follows.
+        registry: The tools it has.
+        budget: What it used of its limits.
+    """
+
+    def __init__(self, loop: Loop, registry: Registry, budget: Budget) -> None:
+        self.loop = loop
+        self.registry = registry
+        self.budget = budget
+
+
+def call_config(model: ModelSpec) -> JsonObject:
+    """The fixed part of the call configuration, as it stands in ``request/header``."""
+    config: JsonObject = {"provider": model.provider, "model": model.model}
+    if model.temperature is not None:
+        config["temperature"] = model.temperature
+    if model.tool_choice is not None:
+        config["toolChoice"] = model.tool_choice
+    return config
+
+
+def build_registry(spec: RunSpec, executor: Executor, spill: Spill, store: SpillStore, state: Path) -> Registry:
+    """The built-in tools with the profile's masks.
+
+    Raises:
+        ConfigError: ``tools.allow`` or ``tools.deny`` names a tool that does not exist.
+    """
+    registry = Registry(
+        [
+            Shell(executor, overflow=str(state / "overflow")),
+            ReadFile(executor, page_bytes=spill.page_bytes, spill=store.read),
+            WriteFile(executor),
+            EditFile(executor),
+            Glob(executor),
+            Grep(executor),
+            Todo(),
+        ]
+    )
+    tools = spec.profile.tools
+    if tools.allow is not None:
+        registry.restrict(tools.allow)
+    registry.exclude(tools.deny)
+    return registry
+
+
+def summarise_policy(policy: Policy, offered: Sequence[str]) -> str:
+    """What the policy allows and denies, a line a rule, cut to ``POLICY_SUMMARY_CHARACTERS``."""
+    lines: list[str] = []
+    length = 0
+    for line in policy.describe(offered):
+        length += len(line) + 1
+        if length > POLICY_SUMMARY_CHARACTERS:
+            lines.append("and more rules; a denied call names its rule")
+            break
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def build_agent(
+    spec: RunSpec,
+    *,
+    log: SessionLog,
+    directory: Path,
+    state: Path,
+    executor: Executor,
+    provider: Provider,
+    redactor: Redactor,
+    cancellation: Cancellation,
+    clock: Callable[[], float],
+    new_id: Callable[[], str],
+    hooks: Sequence[Hook] = (),
+    paranoid: bool = False,
+) -> Agent:
+    """Build the agent of a run, its prompts queued.
+
+    Args:
+        spec: The configuration.
+        log: The open session log; observers are added to it.
+        directory: The artifacts directory, where long results are kept.
+        state: Private directory of the session.
+        executor: Where commands and file tools run.
+        provider: The model.
+        redactor: Knows the secrets.
+        cancellation: Ends the run.
+        clock: Monotonic seconds.
+        new_id: Gives ids.
+        hooks: Further hooks, asked after the built-in ones (the checks among them).
+        paranoid: Compare every request with its rebuild.
+    """
+    profile, model = spec.profile, spec.profile.model
+    compaction = compaction_for(profile.compaction, profile.compaction_models, model.model)
+    budget = Budget(profile.limits, clock=clock)
+    store = SpillStore(str(directory / "spill"))
+    spill = Spill(store, spec=compaction, window=model.context_window, redact=redactor.text)
+    registry = build_registry(spec, executor, spill, store, state)
+    redacting = RedactingProvider(
+        provider, redactor, report=lambda count: log.append(Redaction(kind="secret", count=count, where="answer"))
+    )
+    all_hooks: list[Hook] = [
+        RetryHook(profile.retry, random=random.random),
+        CompactionHook(
+            compaction, provider=model.provider, model=model.model, compact_at=spec.task.compact_at, new_id=new_id
+        ),
+        RepeatHook(new_id=new_id),
+        *hooks,
+    ]
+    loop: Loop
+
+    def policy_decision(facts: CallFacts) -> Decision:
+        return decide(profile.policy, facts, workspace=executor.workspace, mode=profile.mode, trust=spec.trust)
+
+    def holds_secret(call: ToolCallBlock, plain: str) -> bool:
+        return call["id"] in redacting.tainted or redactor.holds(call["arguments"]) or redactor.holds(plain)
+
+    def call_timeout() -> float:
+        left = budget.wall_left()
+        return profile.limits.tool if left is None else max(0.1, min(profile.limits.tool, left))
+
+    pipeline = Pipeline(
+        registry=registry,
+        mode=profile.mode,
+        decide=policy_decision,
+        policy_digest=spec.policy_digest,
+        emit=log.append,
+        new_id=new_id,
+        finalizer=spill,
+        clock=clock,
+        timeout=call_timeout,
+        holds_secret=holds_secret,
+        guards=[hook.guard for hook in all_hooks if type(hook).guard is not Hook.guard],
+        after_tool=[hook.after_tool for hook in all_hooks if type(hook).after_tool is not Hook.after_tool],
+    )
+    scheduler = Scheduler(
+        pipeline,
+        append=log.append,
+        new_id=new_id,
+        mode=profile.mode,
+        cancellation=cancellation,
+        parallel=profile.tools.parallel,
+        before_side_effects=log.barrier,
+        halt=lambda: loop.halt_reason(),
+        stop_background=executor.stop_background,
+    )
+    inbox = Inbox(log.append)
+    offered = registry.offered()
+    loop = Loop(
+        log=log,
+        provider=redacting,
+        config=call_config(model),
+        system=SYSTEM_PROMPT,
+        tools=offered,
+        window=model.context_window,
+        max_output=model.max_output_tokens,
+        min_output=compaction.min_output,
+        budget=budget,
+        inbox=inbox,
+        calls=scheduler,
+        hooks=all_hooks,
+        cancellation=cancellation,
+        clock=clock,
+        new_id=new_id,
+        cost_of=lambda usage: cost_of(usage, model.prices),
+        attempts=profile.retry.attempts,
+        paranoid=paranoid,
+        abort_on_denied=profile.on_denied == "abort",
+    )
+    _queue_prompts(spec, loop, executor, redactor, new_id, [tool["name"] for tool in offered])
+    return Agent(loop, registry, budget)
+
+
+def _queue_prompts(
+    spec: RunSpec,
+    loop: Loop,
+    executor: Executor,
+    redactor: Redactor,
+    new_id: Callable[[], str],
+    offered: Sequence[str],
+) -> None:
+    """Queue run-time state, context files and the task's prompts, without secrets."""
+    profile = spec.profile
+    state = runtime_context(
+        mode=profile.mode.value,
+        workspace=executor.workspace,
+        tmp=executor.tmp,
+        network=profile.sandbox.network,
+        not_enforced=executor.not_enforced(profile.mode),
+        policy_summary=summarise_policy(profile.policy, offered),
+        limits=profile.limits,
+    )
+    context = [
+        (name, redactor.text(text)[0]) for name, text in zip(spec.task.context, spec.context_texts, strict=True)
+    ]
+    prompts = PromptBuilder(new_id=new_id, context=context, state=state)
+    for message in prompts.opening():
+        loop.inbox.inject(message)
+    for text in (spec.task.prompt, *spec.task.turns):
+        loop.inbox.followup(prompts.prompt(redactor.text(text)[0]))
