@@ -123,8 +123,8 @@ class ReadFile(WorkerTool):
     Args:
         executor: Where the worker runs.
         page_bytes: Most bytes of one page; under the limit from which results spill.
-        spill: Gives a page of an earlier result that was too long: name, first line, number of lines,
-            most bytes; None for a name this session has not.
+        spill: Gives a page of an earlier result that was too long, or says why it cannot. Takes its name,
+            the first line, the number of lines and the most bytes.
     """
 
     schema: ToolSchema = READ_FILE
@@ -135,7 +135,7 @@ class ReadFile(WorkerTool):
         executor: Executor,
         *,
         page_bytes: int,
-        spill: Callable[[str, int, int, int], JsonObject | None],
+        spill: Callable[[str, int, int, int], JsonObject | str],
     ) -> None:
         super().__init__(executor)
         self._page_bytes = page_bytes
@@ -156,11 +156,11 @@ class ReadFile(WorkerTool):
         """Read one page."""
         offset, limit = _whole(invocation.arguments, "offset", 1), _whole(invocation.arguments, "limit", LINES)
         path = invocation.arguments["path"]
-        value: JsonObject | ToolOutcome | None
+        value: JsonObject | ToolOutcome | str
         if path.startswith(SPILL):
             value = self._spill(path.removeprefix(SPILL), offset, limit, self._page_bytes)
-            if value is None:
-                return text_outcome(f"this session has no spilled result {path[:100]!r}", ErrorCode.TOOL_FAILED)
+            if isinstance(value, str):
+                return text_outcome(value, ErrorCode.TOOL_FAILED)
         else:
             arguments = {"offset": offset, "limit": limit, "max_bytes": self._page_bytes}
             value = self.ask(invocation, "read", {"path": invocation.facts.read[0], **arguments})
