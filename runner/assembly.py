@@ -87,7 +87,7 @@ def build_registry(spec: RunSpec, executor: Executor, spill: Spill, store: Spill
             WriteFile(executor),
             EditFile(executor),
             Glob(executor),
-            Grep(executor),
+            Grep(executor, page_bytes=spill.page_bytes),
             Todo(),
         ]
     )
@@ -146,7 +146,7 @@ def build_agent(
     compaction = compaction_for(profile.compaction, profile.compaction_models, model.model)
     budget = Budget(profile.limits, clock=clock)
     store = SpillStore(str(directory / "spill"))
-    spill = Spill(store, spec=compaction, window=model.context_window, redact=redactor.text)
+    spill = Spill(store, spec=compaction, window=model.context_window, redactor=redactor)
     registry = build_registry(spec, executor, spill, store, state)
     redacting = RedactingProvider(
         provider, redactor, report=lambda count: log.append(Redaction(kind="secret", count=count, where="answer"))
