@@ -1,0 +1,307 @@
+"""Patterns of rules: words of commands, and paths.
+
+Everything is compiled once, when the policy is built. Pure; writes no events.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from runner.approvals.words import basename, is_opaque
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from runner.approvals.commands import SimpleCommand
+    from runner.approvals.lexer import Token
+
+_GLOB = re.compile(r"[*?]|\[.+\]", re.DOTALL)
+
+
+def _translate(glob: str, *, any_character: str) -> str:
+    """A glob inside one word or path segment as a regular expression."""
+    parts: list[str] = []
+    at = 0
+    while at < len(glob):
+        character = glob[at]
+        at += 1
+        if character == "*":
+            parts.append(f"{any_character}*")
+        elif character == "?":
+            parts.append(any_character)
+        elif character == "[":
+            # A `]` right behind the bracket is a member of the class.
+            close = glob.find("]", at + 1 + (glob[at : at + 1] in ("!", "^")))
+            if close < 0:
+                parts.append(re.escape("["))
+                continue
+            members = (
+                glob[at:close].replace("\\", r"\\").replace("[", r"\[").replace("&&", r"&\&").replace("||", r"|\|")
+            )
+            members = members.replace("~~", r"~\~").replace("--", r"-\-")
+            inverted = members[:1] in ("!", "^")
+            members = members[1:] if inverted else members
+            if members.startswith("]"):
+                members = rf"\{members}"
+            parts.append(f"(?={any_character})[{'^' if inverted else ''}{members}]")
+            at = close + 1
+        else:
+            parts.append(re.escape(character))
+    return "".join(parts)
+
+
+def _compile(glob: str, *, any_character: str) -> re.Pattern[str]:
+    try:
+        return re.compile(_translate(glob, any_character=any_character), re.DOTALL)
+    except re.error:
+        # A class such as [z-a]; bash takes it for no match.
+        return re.compile(r"(?!)")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word of a pattern: literals, globs, or any word.
+
+    Attributes:
+        literals: Words that match as they are.
+        globs: Globs, one of which must match the whole word.
+        any: ``*``, which alone matches an expansion, too.
+    """
+
+    literals: frozenset[str] = frozenset()
+    globs: tuple[re.Pattern[str], ...] = ()
+    any: bool = False
+
+    @classmethod
+    def of(cls, alternatives: Sequence[str], *, program: bool = False) -> Word:
+        """Build it from the texts of a policy.
+
+        Args:
+            alternatives: Literals and globs.
+            program: It names a program: a glob then stops at slashes.
+        """
+        return cls(
+            frozenset(each for each in alternatives if not _GLOB.search(each)),
+            tuple(
+                _compile(each, any_character="[^/]" if program else ".")
+                for each in alternatives
+                if _GLOB.search(each) and each != "*"
+            ),
+            "*" in alternatives,
+        )
+
+    def matches(self, token: Token) -> bool:
+        """Whether it matches a word of a command."""
+        if self.any:
+            return True
+        return not token.expansion and self.matches_text(token.value)
+
+    def matches_text(self, text: str) -> bool:
+        """Whether it matches a literal word."""
+        return self.any or text in self.literals or any(glob.fullmatch(text) for glob in self.globs)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandPattern:
+    """One pattern of a rule's ``command``.
+
+    Attributes:
+        words: Patterns of the words, the program first.
+        rest: Whether any number of words may follow (``**``).
+        refuse_flags: Options that must not be there.
+        anywhere: Options may stand before the subcommand.
+        text: The pattern as it is shown.
+    """
+
+    words: tuple[Word, ...]
+    rest: bool
+    text: str
+    refuse_flags: tuple[str, ...] = ()
+    anywhere: bool = False
+
+    @property
+    def opaque(self) -> bool:
+        """Whether it lets a program run code that the policy does not see."""
+        program = self.words[0] if self.words else Word(any=True)
+        return program.any or bool(program.globs) or any(is_opaque(name) for name in program.literals)
+
+    def allows(self, command: SimpleCommand) -> bool:
+        """Whether it matches, the program by the name as written."""
+        return self._fits(command.argv, 0) and self.refused(command) is None
+
+    def refused(self, command: SimpleCommand) -> str | None:
+        """The word that ``refuse_flags`` does not let pass."""
+        if self.refuse_flags:
+            for token in command.argv[1:]:
+                if any(_is_flag(token, flag) for flag in self.refuse_flags):
+                    return f"{token.value}…" if token.expansion else token.value
+        return None
+
+    def fits(self, command: SimpleCommand) -> bool:
+        """Whether it matches, ``refuse_flags`` aside."""
+        return self._fits(command.argv, 0)
+
+    def denies(self, command: SimpleCommand) -> bool:
+        """Whether it matches, the program by the last part of its path, too."""
+        argv = command.argv
+        program = self.words[0] if self.words else Word(any=True)
+        if not program.matches(argv[0]) and (argv[0].expansion or not program.matches_text(basename(argv[0].value))):
+            return False
+        if not self.anywhere:
+            return self._fits(argv, 1)
+        # Behind each option the next word may be its value, or not.
+        places, seen = [1], set()
+        while places:
+            at = places.pop()
+            if at in seen or at > len(argv):
+                continue
+            seen.add(at)
+            if self._fits(argv[at - 1 :], 1):
+                return True
+            if at < len(argv) and _may_be_option(argv[at]):
+                places += [at + 1, at + 2]
+        return False
+
+    def _fits(self, argv: Sequence[Token], first: int) -> bool:
+        """Whether the words from ``first`` on match those of ``argv`` from there on."""
+        size = len(self.words)
+        if len(argv) < size or (len(argv) > size and not self.rest):
+            return False
+        return all(self.words[at].matches(argv[at]) for at in range(first, size))
+
+
+def _may_be_option(token: Token) -> bool:
+    return token.value.startswith("-") or (token.expansion and not token.value)
+
+
+def _is_flag(token: Token, flag: str) -> bool:
+    """Whether a word is, or may become, the option ``flag``."""
+    if token.variable or (token.expansion and token.value[:1] in ("", "-")):
+        return True
+    value = token.value
+    if not value.startswith("-"):
+        return False
+    name = value.partition("=")[0]
+    if name == flag:
+        return True
+    if len(flag) > 2:
+        # Programs take long options by any prefix.
+        return len(name) > len(flag) - len(flag.lstrip("-")) and flag.startswith(name)
+    return not value.startswith("--") and flag[1] in value
+
+
+# --- paths ---------------------------------------------------------------------------------------
+
+_UNHEARD_OF = "\x00"
+"""A name that only a wildcard matches."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathPattern:
+    """A glob over paths: relative ones from the workspace, ``**`` over whole segments, dotfiles too.
+
+    ``DIR/**`` covers what is below DIR; for reading, and in ``except`` and denies, DIR itself, too.
+    """
+
+    glob: str
+    _own: re.Pattern[str] = field(repr=False, compare=False)
+    _below: re.Pattern[str] = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, glob: str) -> PathPattern:
+        """Compile a glob."""
+        segments = [segment for segment in glob.split("/") if segment not in ("", ".")]
+        own = _compile_path(segments)
+        inside = segments[:-1] if segments[-1:] == ["**"] else segments
+        return cls(glob, own, _compile_path(inside) if inside else re.compile(""))
+
+    @property
+    def absolute(self) -> bool:
+        """Whether it is about absolute paths."""
+        return self.glob.startswith("/")
+
+    def matches(self, path: str, workspace: str, *, folder: bool = True) -> bool:
+        """Whether it matches a resolved absolute path.
+
+        Args:
+            path: Absolute and resolved.
+            workspace: Absolute and resolved.
+            folder: Let ``DIR/**`` match DIR, too.
+        """
+        place = self._place(path, workspace)
+        if place is None:
+            return False
+        if self._own.fullmatch(place):
+            return True
+        return folder and self._below.fullmatch(place) is not None and self.glob.rstrip("/").endswith("**")
+
+    def covers(self, path: str, workspace: str) -> bool:
+        """Whether it matches everything below ``path``, and ``path`` itself."""
+        place = self._place(path, workspace)
+        if place is None or not self.matches(path, workspace):
+            return False
+        below = f"{place}/{_UNHEARD_OF}" if place else _UNHEARD_OF
+        return all(self._own.fullmatch(each) is not None for each in (below, f"{below}/{_UNHEARD_OF}"))
+
+    def may_match_below(self, path: str, workspace: str) -> bool:
+        """Whether it may match something below ``path``; says yes when in doubt."""
+        if self.matches(path, workspace):
+            return True
+        place = self._place(path, workspace)
+        if place is None:
+            # The pattern is relative: below a folder around the workspace lies the workspace.
+            return not self.absolute and is_inside(workspace, path)
+        folders = place.split("/") if place else []
+        segments = [segment for segment in self.glob.split("/") if segment not in ("", ".")]
+        for at, folder in enumerate(folders):
+            if at >= len(segments):
+                return False
+            if "**" in segments[at]:
+                return True
+            if not _compile(segments[at], any_character="[^/]").fullmatch(folder):
+                return False
+        return len(segments) > len(folders)
+
+    def _place(self, path: str, workspace: str) -> str | None:
+        if self.absolute:
+            return path.lstrip("/")
+        if path == workspace:
+            return ""
+        return path[len(workspace.rstrip("/")) + 1 :] if is_inside(path, workspace) else None
+
+
+def _compile_path(segments: Sequence[str]) -> re.Pattern[str]:
+    parts: list[str] = []
+    for at, segment in enumerate(segments):
+        last = at == len(segments) - 1
+        if segment == "**":
+            parts.append(".+" if last else "(?:[^/]+/)*")
+        else:
+            parts.append(_translate(segment, any_character="[^/]") + ("" if last else "/"))
+    try:
+        return re.compile("".join(parts), re.DOTALL)
+    except re.error:
+        return re.compile(r"(?!)")
+
+
+def is_inside(path: str, folder: str) -> bool:
+    """Whether an absolute path is ``folder`` or below it."""
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+def expand_braces(glob: str) -> Iterator[str]:
+    """Write out ``{a,b}`` of a path glob."""
+    match = re.search(r"\{([^{}]*,[^{}]*)\}", glob)
+    if match is None:
+        yield glob
+        return
+    for choice in match[1].split(","):
+        yield from expand_braces(glob[: match.start()] + choice + glob[match.end() :])
+
+
+def join_path(workspace: str, path: str) -> str:
+    """An absolute path for one that may be relative to the workspace; links are not followed."""
+    return posixpath.normpath(posixpath.join(workspace, path))
