@@ -172,7 +172,7 @@ class Answer:
     def drain(self) -> None:
         """Read the rest of a body whose content is known, so that the connection can be used again."""
         self._line.current.draining()
-        with contextlib.suppress(ProviderError):
+        with contextlib.suppress(ProviderError, CancelledRequestError):
             for _ in self._read():
                 pass
 
@@ -190,7 +190,7 @@ class Answer:
             for piece in self._pieces:  # noqa: UP028  # yield from would close the body when a reader stops early
                 yield piece
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
-            self._line.current.check()
+            self._line.current.check_cancelled()
             raise _broken(error) from error
 
 

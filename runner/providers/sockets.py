@@ -73,10 +73,14 @@ class Exchange:
         self._first_deadline = math.inf
         self._phase_deadline = time.monotonic() + DRAIN_SECONDS
 
-    def check(self) -> None:
-        """Raise if the request was cancelled or has used up its time to the first event."""
+    def check_cancelled(self) -> None:
+        """Raise if the request was cancelled."""
         if self.cancellation.cancelled:
             raise CancelledRequestError
+
+    def check(self) -> None:
+        """Raise if the request was cancelled or has used up its time to the first event."""
+        self.check_cancelled()
         if time.monotonic() >= min(self._first_deadline, self._phase_deadline):
             self._expire(silence=False)
 
@@ -94,8 +98,7 @@ class Exchange:
         silence = began + self.idle
         own = began + limit
         while True:
-            if self.cancellation.cancelled:
-                raise CancelledRequestError
+            self.check_cancelled()
             deadline = min(silence, self._first_deadline, self._phase_deadline, own)
             left = deadline - time.monotonic()
             if left <= 0:

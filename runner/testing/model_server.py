@@ -182,10 +182,10 @@ class ModelServer:
 
 
 def _read_request(reader: Any, number: int) -> RecordedRequest | None:
-    line = reader.readline(65536)
-    if not line.strip():
-        return None
-    method, target, _ = line.decode("latin-1").split(" ", 2)
+    words = reader.readline(65536).decode("latin-1").split(" ")
+    if len(words) != 3:
+        return None  # the end, or something that is no HTTP
+    method, target, _ = words
     headers: dict[str, str] = {}
     while (line := reader.readline(65536)).strip():
         name, _, value = line.decode("latin-1").partition(":")
