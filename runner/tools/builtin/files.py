@@ -31,6 +31,12 @@ LINES = 2_000
 SECONDS = 60.0
 """Seconds one operation of the worker may take."""
 
+_ERRORS = {
+    "DENIED": ErrorCode.SANDBOX_DENIED,
+    "TIMEOUT": ErrorCode.TOOL_TIMEOUT,
+    "CANCELLED": ErrorCode.CANCELLED,
+}
+
 
 def resolve_read(workspace: str, path: str) -> str:
     """The absolute path a read of ``path`` opens, every link resolved."""
@@ -97,8 +103,9 @@ class WorkerTool:
             return value
         message = answer["message"].replace(self._workspace.rstrip("/") + "/", "")
         if answer["code"] == "DENIED":
-            return text_outcome(f"{message} (mode {invocation.mode.value})", ErrorCode.SANDBOX_DENIED)
-        return text_outcome(message, ErrorCode.TOOL_FAILED)
+            message += f" (mode {invocation.mode.value})"
+        error = _ERRORS.get(answer["code"], ErrorCode.TOOL_FAILED)
+        return text_outcome(message, error, cancelled=error is ErrorCode.CANCELLED)
 
 
 READ_FILE: ToolSchema = {

@@ -8,13 +8,16 @@ the prefix cache: none beyond the fixed place in the tool table.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 from typing import TYPE_CHECKING
 
 from runner.approvals.policy import CallFacts
 from runner.errors import ErrorCode, RunnerError
 from runner.permission import Mode
+from runner.sandbox.base import BARE
 from runner.tools.base import ToolOutcome
 from runner.tools.output import decode_output, file_stem
 
@@ -126,16 +129,19 @@ class Shell:
         return self._outcome(result, invocation, min(asked, invocation.timeout))
 
     def _start(self, command: list[str], invocation: Invocation) -> ToolOutcome:
-        name = f"background-{file_stem(invocation.call_id)}-{self._started}.log"
-        output = f"{self._executor.tmp}/{name}"
-        process = self._executor.start_background(
-            command, mode=invocation.mode, output=output, call_id=invocation.call_id
-        )
+        name = f"{file_stem(invocation.call_id)}-{self._started}"
+        output = f"{self._executor.tmp}/background-{name}.log"
+        try:
+            # Models use one call id twice; the name with the number is this process's alone.
+            process = self._executor.start_background(command, mode=invocation.mode, output=output, call_id=name)
+        except OSError as error:
+            text = f"The command could not be started: {error.strerror}: {error.filename}"
+            return ToolOutcome([{"type": "text", "text": text}], error=ErrorCode.TOOL_FAILED)
         text = (
             f"Started in the background as process {process}. Its output goes to {output}: look with "
             f"`tail {output}`. It is ended with this turn."
         )
-        return ToolOutcome([{"type": "text", "text": text}], meta={"backend": self._executor.backend_name})
+        return ToolOutcome([{"type": "text", "text": text}], meta={"backend": self._backend(invocation.mode)})
 
     def _outcome(self, result: ProcessResult, invocation: Invocation, timeout: float) -> ToolOutcome:
         output, _ = decode_output(result.output)
@@ -149,8 +155,9 @@ class Shell:
         elif result.signal is not None:
             notes.append(f"[killed by {result.signal}]")
         elif result.exit_code:
-            notes.append(f"[exit {result.exit_code}]")
-            if self._looks_denied(result, invocation.mode):
+            notes.append(f"[exit {result.exit_code}{_signal_note(result.exit_code)}]")
+            bare = invocation.mode is Mode.DANGER_FULL_ACCESS
+            if not bare and _DENIED.search(result.output[-_LOOKED_AT:]):
                 notes.append(_denied_note(invocation))
         elif not output:
             notes.append("[no output]")
@@ -159,7 +166,7 @@ class Shell:
             meta["signal"] = result.signal
         if result.timed_out:
             meta["timedOut"] = True
-        meta["backend"] = self._executor.backend_name
+        meta["backend"] = self._backend(invocation.mode)
         note = "\n".join(notes)
         content: list[TextBlock] = [{"type": "text", "text": output}]
         if result.overflow is None:
@@ -169,8 +176,16 @@ class Shell:
             content.append({"type": "text", "text": note})
         return ToolOutcome(content, error=error, meta=meta, overflow=result.overflow, cancelled=result.cancelled)
 
-    def _looks_denied(self, result: ProcessResult, mode: Mode) -> bool:
-        return mode is not Mode.DANGER_FULL_ACCESS and _DENIED.search(result.output[-_LOOKED_AT:]) is not None
+    def _backend(self, mode: Mode) -> str:
+        """What confined a command of ``mode``; danger-full-access runs bare whatever the session has."""
+        return BARE if mode is Mode.DANGER_FULL_ACCESS else self._executor.backend_name
+
+
+def _signal_note(exit_code: int) -> str:
+    """What shells and sandbox wrappers mean by a status over 128."""
+    with contextlib.suppress(ValueError):
+        return f", as after {signal.Signals(exit_code - 128).name}" if exit_code > 128 else ""
+    return ""
 
 
 def _denied_note(invocation: Invocation) -> str:
