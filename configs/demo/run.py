@@ -166,34 +166,29 @@ def run(command: list[str | Path]) -> None:
 
 
 def report(artifacts: Path, exit_code: int) -> None:
-    """Print what `result.json` says, in a few lines."""
+    """Print what `result.json` says beyond what nightshift has printed, in a few lines."""
     try:
         result = json.loads((artifacts / "result.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        print(f"\nno result was written; nightshift exited with {exit_code}", file=sys.stderr)
+        print(f"no result was written; nightshift exited with {exit_code}", file=sys.stderr)
         return
     print()
     for label, text in report_lines(result):
         print(f"{label:<10}{text}")
-    print(f"{'report':<10}{artifacts / 'summary.md'}")
+    print(f"{'log':<10}{Path(sys.executable).with_name('nightshift')} session show {artifacts}")
 
 
 def report_lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     """The lines of the report, each a label and a text."""
-    usage, calls, approvals, patch = (result[key] for key in ("usage", "toolCalls", "approvals", "patch"))
-    tokens = usage["input"] + usage["cacheRead"] + usage["cacheWrite"]
-    cost = "unknown" if result["costUsd"] is None else f"{result['costUsd']:.2f} USD"
+    calls, approvals, patch = result["toolCalls"], result["approvals"], result["patch"]
     lines = [
-        ("outcome", f"{result['code']}, exit code {result['exitCode']}, {result['steps']} steps"),
-        ("cost", f"{cost}, {tokens:,} tokens in, {usage['output']:,} out"),
-        ("calls", f"{calls['total']} tool calls, {approvals['denied']} denied by policy, {calls['failed']} failed"),
+        ("outcome", f"{result['code']}, exit code {result['exitCode']}"),
         ("sandbox", f"{result['sandbox']['backend']}, {result['sandbox']['mode']}"),
+        ("calls", f"{calls['total']} tool calls, {approvals['denied']} denied by policy"),
     ]
     lines += [("check", f"{check['name']} {'passed' if check['passed'] else 'failed'}") for check in result["checks"]]
     if patch is not None:
         lines.append(("patch", f"{patch['files']} file, +{patch['insertions']} -{patch['deletions']}"))
-    if result["error"] is not None:
-        lines.append(("error", result["error"]["message"]))
     return lines
 
 
