@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from runner.permission import Mode
 
 
+BARE = "none"
+"""Name that stands for "no backend" in log and reports."""
+
 PROPERTIES = ("pid_isolation", "git_protect", "metadata", "private_shm", "signal_scope")
 """What a profile may ``require`` of a backend."""
 
@@ -56,6 +59,8 @@ class SandboxPolicy:
         home: A private empty directory.
         writable: Further writable roots (workspace-write only).
         hidden: Paths that must look empty or absent.
+        readable: Folders that must stay readable although the private temporary folder or a
+            hidden folder takes the place of what surrounds them; the working directory always is.
         environment: The whole environment of the command, already scrubbed.
     """
 
@@ -66,6 +71,7 @@ class SandboxPolicy:
     environment: Mapping[str, str]
     writable: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
     network: bool = False
     unix_sockets: bool = False
     unprotected_git: bool = False
@@ -78,7 +84,9 @@ class ConfinedCommand:
     """A wrapped command, ready for ``process.run`` or ``process.start``.
 
     ``cleanup`` frees what the wrapper needs (descriptors); call it once the command has started
-    or failed to. ``wrapper_failed(exit_code, stderr)`` tells a broken sandbox from a failed command.
+    or failed to. ``wrapper_failed(exit_code, stderr)`` tells a broken sandbox from a failed command;
+    a negative exit code is the number of the signal that ended the wrapper. ``finish`` frees the
+    rest; call it once, after the end. ``wrapped`` is False for a command that runs bare.
     """
 
     argv: list[str]
@@ -89,6 +97,12 @@ class ConfinedCommand:
     pass_fds: tuple[int, ...] = ()
     cleanup: Callable[[], None] = lambda: None
     wrapper_failed: Callable[[int, bytes], bool] = lambda _code, _stderr: False
+    finish: Callable[[], None] = lambda: None
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether the started process is a sandbox's and the command one of its children."""
+        return self.backend != BARE
 
 
 class Backend(Protocol):
@@ -98,6 +112,10 @@ class Backend(Protocol):
 
     def missing_properties(self, policy: SandboxPolicy) -> tuple[str, ...]:
         """Names of ``PROPERTIES`` this backend does not keep on this machine under ``policy``."""
+        ...
+
+    def not_enforced(self, policy: SandboxPolicy) -> tuple[str, ...]:
+        """Names of all promises this backend does not keep on this machine under ``policy``."""
         ...
 
     def confine(self, argv: Sequence[str], policy: SandboxPolicy, *, cwd: str | None = None) -> ConfinedCommand:
