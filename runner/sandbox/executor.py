@@ -45,6 +45,7 @@ def session_policy(
     state: str,
     hidden: Sequence[str],
     environment: Mapping[str, str],
+    readable: Sequence[str] = (),
 ) -> SandboxPolicy:
     """Make a session's private folders and return the policy of its ordinary commands.
 
@@ -55,6 +56,7 @@ def session_policy(
         state: A private folder outside the workspace; ``tmp/`` and ``home/`` are made in it.
         hidden: Paths commands must not see.
         environment: The scrubbed environment of commands, see ``child_environment``.
+        readable: Folders outside the workspace that its repository needs, see ``SandboxPolicy``.
 
     Raises:
         ConfigError: CONFIG_INVALID, the workspace cannot be confined, or belongs to somebody else
@@ -76,6 +78,7 @@ def session_policy(
         environment={**environment, **private},
         writable=tuple(os.path.realpath(path) for path in spec.writable),
         hidden=tuple(hidden),
+        readable=tuple(os.path.realpath(path) for path in readable),
         network=spec.network,
         unix_sockets=spec.unix_sockets,
         unprotected_git=spec.unprotected_git,
@@ -340,6 +343,7 @@ class Executor:
         state: str,
         hidden: Sequence[str],
         environment: Mapping[str, str],
+        readable: Sequence[str] = (),
     ) -> None:
         """Make the private folders; start nothing. Arguments and errors as for ``session_policy``.
 
@@ -347,7 +351,13 @@ class Executor:
         """
         self._backend = backend
         self._policy = session_policy(
-            spec, mode=mode, workspace=workspace, state=state, hidden=hidden, environment=environment
+            spec,
+            mode=mode,
+            workspace=workspace,
+            state=state,
+            hidden=hidden,
+            environment=environment,
+            readable=readable,
         )
         self.mode = mode
         self.workspace = workspace
@@ -395,7 +405,8 @@ class Executor:
                 hint="name what you need in sandbox.require, so that danger-full-access gets a backend too",
             )
         roots = (*self._policy.writable, *(os.path.realpath(path) for path in writable))
-        policy = replace(self._policy, mode=mode, environment=variables, writable=roots, readable=tuple(readable))
+        kept = (*self._policy.readable, *readable)
+        policy = replace(self._policy, mode=mode, environment=variables, writable=roots, readable=kept)
         return self._backend.confine(argv, policy, cwd=folder)
 
     def run(
