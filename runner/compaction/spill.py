@@ -101,12 +101,12 @@ class SpillStore:
             return worker.read({"path": path, "offset": offset, "limit": limit, "max_bytes": max_bytes})
         except worker.Refusal as refusal:
             return unknown if refusal.code == "NOT_FOUND" else str(refusal).replace(path, f"spill:{match[1]}")
-        except FileNotFoundError:
+        except OSError:
             return unknown
 
 
 def _read_bytes(path: str, start: int, max_bytes: int) -> JsonObject | str:
-    with open(path, "rb") as file:  # noqa: PTH123  # pathlib is not loaded for this
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(start)
         data = file.read(max_bytes)

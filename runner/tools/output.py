@@ -77,7 +77,7 @@ def file_stem(call_id: str) -> str:
     Ids that need a change get a digest behind them, so that different ids stay different.
     """
     stem = _UNSAFE.sub("_", call_id)[:64]
-    if stem == call_id and stem and not stem.startswith("."):
+    if stem == call_id and stem[:1] not in ("", ".", "-"):
         return stem
     digest = hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-    return f"{stem.lstrip('.') or 'call'}-{digest}"
+    return f"{stem.lstrip('.-') or 'call'}-{digest}"
