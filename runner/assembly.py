@@ -16,7 +16,8 @@ from runner.agent.inbox import Inbox
 from runner.agent.loop import Loop
 from runner.agent.prompt import SYSTEM_PROMPT, PromptBuilder, runtime_context
 from runner.agent.settings import compaction_for
-from runner.approvals.policy import decide
+from runner.approvals.policy import summarise
+from runner.approvals.resolver import Resolver
 from runner.compaction.policy import CompactionHook
 from runner.compaction.spill import Spill, SpillStore
 from runner.hooks.repeat import RepeatHook
@@ -36,17 +37,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from runner.approvals.policy import CallFacts, Decision, Policy
     from runner.cancellation import Cancellation
     from runner.config.spec import RunSpec
-    from runner.messages import JsonObject, ToolCallBlock
+    from runner.messages import JsonObject, ToolCallBlock, ToolSchema
     from runner.providers.base import ModelSpec, Provider
     from runner.redaction import Redactor
     from runner.sandbox.executor import Executor
     from runner.session.log import SessionLog
-
-POLICY_SUMMARY_CHARACTERS = 1_200
-"""Longest policy summary the model is given; the policy itself may be much longer."""
 
 
 class Agent:
@@ -98,19 +95,6 @@ def build_registry(spec: RunSpec, executor: Executor, spill: Spill, store: Spill
     return registry
 
 
-def summarise_policy(policy: Policy, offered: Sequence[str]) -> str:
-    """What the policy allows and denies, a line a rule, cut to ``POLICY_SUMMARY_CHARACTERS``."""
-    lines: list[str] = []
-    length = 0
-    for line in policy.describe(offered):
-        length += len(line) + 1
-        if length > POLICY_SUMMARY_CHARACTERS:
-            lines.append("and more rules; a denied call names its rule")
-            break
-        lines.append(line)
-    return "\n".join(lines)
-
-
 def build_agent(
     spec: RunSpec,
     *,
@@ -123,6 +107,7 @@ def build_agent(
     cancellation: Cancellation,
     clock: Callable[[], float],
     new_id: Callable[[], str],
+    open_session: Callable[[list[ToolSchema]], object],
     hooks: Sequence[Hook] = (),
     paranoid: bool = False,
 ) -> Agent:
@@ -139,6 +124,7 @@ def build_agent(
         cancellation: Ends the run.
         clock: Monotonic seconds.
         new_id: Gives ids.
+        open_session: Writes the opening events; gets the tools that are offered.
         hooks: Further hooks, asked after the built-in ones (the checks among them).
         paranoid: Compare every request with its rebuild.
     """
@@ -161,8 +147,9 @@ def build_agent(
     ]
     loop: Loop
 
-    def policy_decision(facts: CallFacts) -> Decision:
-        return decide(profile.policy, facts, workspace=executor.workspace, mode=profile.mode, trust=spec.trust)
+    resolver = Resolver(
+        profile.policy, workspace=executor.workspace, mode=profile.mode, trust=spec.trust, new_id=new_id
+    )
 
     def holds_secret(call: ToolCallBlock, plain: str) -> bool:
         return call["id"] in redacting.tainted or redactor.holds(call["arguments"]) or redactor.holds(plain)
@@ -174,7 +161,7 @@ def build_agent(
     pipeline = Pipeline(
         registry=registry,
         mode=profile.mode,
-        decide=policy_decision,
+        decide=resolver.decide,
         policy_digest=spec.policy_digest,
         emit=log.append,
         new_id=new_id,
@@ -193,11 +180,12 @@ def build_agent(
         cancellation=cancellation,
         parallel=profile.tools.parallel,
         before_side_effects=log.barrier,
-        halt=lambda: loop.halt_reason(),
+        halt=lambda: loop.halt_reason(),  # noqa: PLW0108  # the loop is built after what it calls
         stop_background=executor.stop_background,
     )
-    inbox = Inbox(log.append)
     offered = registry.offered()
+    open_session(offered)
+    inbox = Inbox(log.append)
     loop = Loop(
         log=log,
         provider=redacting,
@@ -239,12 +227,10 @@ def _queue_prompts(
         tmp=executor.tmp,
         network=profile.sandbox.network,
         not_enforced=executor.not_enforced(profile.mode),
-        policy_summary=summarise_policy(profile.policy, offered),
+        policy_summary=summarise(profile.policy, trust=spec.trust, tools=offered),
         limits=profile.limits,
     )
-    context = [
-        (name, redactor.text(text)[0]) for name, text in zip(spec.task.context, spec.context_texts, strict=True)
-    ]
+    context = [(name, redactor.text(text)[0]) for name, text in zip(spec.task.context, spec.context_texts, strict=True)]
     prompts = PromptBuilder(new_id=new_id, context=context, state=state)
     for message in prompts.opening():
         loop.inbox.inject(message)

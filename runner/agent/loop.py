@@ -213,7 +213,6 @@ class Loop:
         try:
             stopped = self._calls.end_turn()
             self.append(ev.TurnEnd(turn=self.turn, reason=reason))
-            self._log.seal()
         except StorageError as error:
             diagnostics.warning("the turn could not be closed in the log", error=error.message)
             return

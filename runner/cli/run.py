@@ -1,0 +1,115 @@
+"""``nightshift run``: one task, unattended, to its artifacts and exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from runner.cli.options import load_options, run_options
+from runner.errors import SOFT_FAIL_CLASSES, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runner.messages import JsonObject
+
+
+def _check_classes(classes: Sequence[str]) -> None:
+    for name in classes:
+        if name not in SOFT_FAIL_CLASSES:
+            raise ConfigError(
+                f"--soft-fail {name}: no class that may be softened", hint=f"one of {', '.join(SOFT_FAIL_CLASSES)}"
+            )
+
+
+def _cost(result: JsonObject) -> str:
+    usage = result["usage"]
+    tokens = sum(usage[bucket] or 0 for bucket in ("input", "cacheRead", "cacheWrite"))
+    money = "cost unknown" if result["costUsd"] is None else f"{result['costUsd']:.4f} USD"
+    return f"{money}, {tokens:,} tokens in, {usage['output'] or 0:,} out, {result['steps']} steps"
+
+
+def _show_text(result: JsonObject, directory: Path) -> None:
+    """The final message on stdout; outcome, cost and where the report is on stderr."""
+    if result["finalMessage"]:
+        click.echo(result["finalMessage"])
+    click.echo(f"{result['code']} (exit code {result['exitCode']}): {_cost(result)}", err=True)
+    click.echo(f"report: {directory / 'summary.md'}", err=True)
+
+
+def _show_failure(result: JsonObject) -> None:
+    error = result["error"]
+    if error is None:
+        return
+    click.echo(f"error {error['code']}: {error['message']}", err=True)
+    if error.get("hint"):
+        click.echo(f"hint: {error['hint']}", err=True)
+
+
+@click.command("run")
+@run_options
+@click.option(
+    "--output-format",
+    type=click.Choice(["text", "json", "stream-json"]),
+    default="text",
+    show_default=True,
+    help="What stands on stdout: the final message, result.json, or a line for each event.",
+)
+@click.option("--soft-fail", "soft_fail", metavar="CLASS", multiple=True, help="Exit 0 for this class of failure.")
+@click.option("--paranoid", is_flag=True, help="Compare every request with its rebuild from the log.")
+def command(
+    task: str | None,
+    artifacts: str | None,
+    output_format: str,
+    soft_fail: Sequence[str],
+    paranoid: bool,
+    **options: Any,
+) -> int:
+    """Run TASK (a YAML file), or the task in --prompt, without asking anybody anything."""
+    _check_classes(soft_fail)
+    spec = load_options(task=task, check_credentials=True, **options)
+
+    from runner.artifacts.stream import StreamJson
+    from runner.cancellation import Cancellation
+    from runner.run import RunOptions, run_task
+    from runner.sandbox.process import harden_self
+    from runner.signals import CancelOnSignal
+
+    streams: list[StreamJson] = []
+
+    def begin_stream(session_id: str, workspace: str) -> StreamJson:
+        streams.append(StreamJson(session_id=session_id, cwd=workspace, write=click.echo))
+        return streams[-1]
+
+    harden_self()
+    cancellation = Cancellation()
+    with CancelOnSignal(cancellation):
+        finished = run_task(
+            spec,
+            RunOptions(
+                artifacts=None if artifacts is None else Path(artifacts),
+                soft_fail=tuple(soft_fail),
+                paranoid=paranoid,
+                observe=begin_stream if output_format == "stream-json" else None,
+            ),
+            environ=os.environ,
+            cancellation=cancellation,
+        )
+    for stream in streams:
+        stream.finish(finished.result)
+    if output_format == "json":
+        click.echo(json.dumps(finished.result, indent=2, ensure_ascii=False))
+    if output_format == "text":
+        _show_text(finished.result, finished.directory)
+    _show_failure(finished.result)
+    if finished.softened:
+        click.echo(
+            f"soft-fail: the class {finished.result['failureClass']} is softened, "
+            f"so the process exits 0 in place of {finished.result['exitCode']}",
+            err=True,
+        )
+    return finished.exit_code

@@ -1,0 +1,441 @@
+"""The life of one run: probe, agent, checks, outcome, seal, artifacts.
+
+The only writer of ``run/*``, the session's opening events, and ``artifact/*``. From the probe on the artifacts
+directory is complete after any end: what breaks becomes a cause, never a missing folder.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner import __version__, diagnostics
+from runner.errors import SIGNAL_EXIT_CODES, InternalError, RunnerError, SandboxError, StorageError
+from runner.outcome import cancelled_by, cause_of, exit_status
+from runner.permission import Mode
+from runner.redaction import Redactor
+from runner.sandbox.base import BARE
+from runner.session import events as ev
+from runner.session.log import SessionLog
+from runner.session.store import default_root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from runner.agent.hook import Hook
+    from runner.artifacts.facts import RunFold
+    from runner.artifacts.patch import PatchInfo
+    from runner.artifacts.publish import ArtifactStore
+    from runner.artifacts.stream import StreamJson
+    from runner.cancellation import Cancellation
+    from runner.config.spec import RunSpec
+    from runner.messages import JsonObject
+    from runner.outcome import Cause, Outcome
+    from runner.providers.base import Provider
+    from runner.sandbox.base import Backend
+    from runner.sandbox.executor import Executor
+    from runner.workspace.isolation import Workspace
+
+FINISH_SECONDS = 60.0
+"""Most time for the patch of a run that ended by itself."""
+
+CANCELLED_FINISH_SECONDS = 3.0
+"""The same after a signal: the whole end must stay under five seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the command line adds to the configuration.
+
+    Attributes:
+        artifacts: Where the artifacts go; None for the default place.
+        soft_fail: Failure classes that exit 0.
+        paranoid: Compare every request with its rebuild.
+        observe: Gets session id and workspace, returns a view of the events as they are written.
+        hooks: Further hooks of the agent.
+    """
+
+    artifacts: Path | None = None
+    soft_fail: tuple[str, ...] = ()
+    paranoid: bool = False
+    observe: Callable[[str, str], StreamJson] | None = None
+    hooks: Sequence[Hook] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """A finished run: ``result.json``, the artifacts directory, the exit code of the process."""
+
+    result: JsonObject
+    directory: Path
+    exit_code: int
+    softened: bool
+
+
+@dataclass(slots=True)
+class _Run:
+    """What the parts of one run share."""
+
+    spec: RunSpec
+    options: RunOptions
+    environ: Mapping[str, str]
+    cancellation: Cancellation
+    session_id: str
+    directory: Path
+    state: Path
+    workspace: Workspace
+    redactor: Redactor
+    secrets: Mapping[str, str]
+    log: SessionLog
+    fold: RunFold
+    new_id: Callable[[], str] = lambda: str(uuid.uuid4())
+    backend: Backend | None = None
+    executor: Executor | None = None
+    causes: list[Cause] = field(default_factory=list)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def run_task(
+    spec: RunSpec, options: RunOptions, *, environ: Mapping[str, str], cancellation: Cancellation
+) -> FinishedRun:
+    """Run one task to its end.
+
+    Args:
+        spec: The configuration.
+        options: What the command line adds.
+        environ: The runner's environment.
+        cancellation: Ends the run when it goes up.
+
+    Raises:
+        RunnerError: CONFIG_INVALID before anything was created; STORAGE_FAILED when not even the
+            result can be written. Every other end is in the returned result.
+    """
+    from runner.artifacts.facts import RunFold
+    from runner.artifacts.publish import prepare_artifacts_dir
+    from runner.config.directories import check_artifacts_dir
+    from runner.providers.registry import build_provider, load_secrets
+    from runner.workspace.isolation import prepare_workspace
+
+    model = spec.profile.model
+    secrets = load_secrets(model, environ=environ)
+    redactor = Redactor(secrets)
+    diagnostics.redact_with(lambda text: redactor.text(text)[0])
+    provider = build_provider(model, environ=environ, script=spec.responses, secrets=secrets)
+    session_id = f"session-{uuid.uuid4()}"
+    directory = (options.artifacts or default_root(environ) / session_id).absolute()
+    check_artifacts_dir(directory, spec.task.workspace.path, spec.profile.sandbox.writable)
+    state = Path(tempfile.mkdtemp(prefix="nightshift-"))
+    try:
+        wanted = spec.task.workspace
+        with prepare_workspace(
+            wanted.path, state=state, isolation=wanted.isolation, base=wanted.base, dirty=wanted.dirty
+        ) as workspace:
+            header = {"id": session_id, "cwd": workspace.path, "delegationDepth": 0}
+            directory = prepare_artifacts_dir(
+                directory, workspace=workspace.path, writable=spec.profile.sandbox.writable
+            )
+            with SessionLog.create(directory, header=header, clock=_now_ms) as log:
+                run = _Run(
+                    spec=spec,
+                    options=options,
+                    environ=environ,
+                    cancellation=cancellation,
+                    session_id=session_id,
+                    directory=directory,
+                    state=state,
+                    workspace=workspace,
+                    redactor=redactor,
+                    secrets=secrets,
+                    log=log,
+                    fold=RunFold({**header, "createdAt": _now_ms()}, prices=model.prices),
+                )
+                return _run_in_log(run, provider)
+    finally:
+        provider.close()
+        shutil.rmtree(state, ignore_errors=True)
+
+
+def _run_in_log(run: _Run, provider: Provider) -> FinishedRun:
+    """Everything that is logged."""
+    diagnostics.bind(session=run.session_id)
+    run.log.observers.append(run.fold.apply)
+    stream = None
+    if run.options.observe is not None:
+        stream = run.options.observe(run.session_id, run.workspace.path)
+        run.log.observers.append(stream.observe)
+    try:
+        with _Collected(run.causes):
+            _work(run, provider)
+        return _finish(run)
+    finally:
+        if run.executor is not None:
+            run.executor.close()
+
+
+class _Collected:
+    """Turns what a part of the run raises into a cause, so that the rest of the run still happens."""
+
+    def __init__(self, causes: list[Cause]) -> None:
+        self._causes = causes
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
+        if isinstance(error, RunnerError):
+            self._causes.append(cause_of(error))
+        elif isinstance(error, Exception):
+            # Our bug. It is said as such, and the artifacts are complete nevertheless.
+            diagnostics.emit("error", "internal error", error=repr(error), where=_where(error))
+            self._causes.append(cause_of(InternalError(f"{type(error).__name__}: {error}")))
+        return error is None or isinstance(error, Exception)
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of a traceback, as ``file:line``."""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
+
+
+# --- the work ------------------------------------------------------------------------------------
+
+
+def _work(run: _Run, provider: Provider) -> None:
+    """Probe, open the session, let the agent work with the checks behind each last turn."""
+    from runner.assembly import build_agent
+    from runner.hooks.checks import ChecksHook
+
+    try:
+        run.executor = _build_executor(run)
+    except SandboxError:
+        _open_session(run, tools=[])
+        raise
+    checks = ChecksHook(
+        run.spec.task.checks,
+        executor=run.executor,
+        mode=run.spec.profile.mode,
+        cancellation=run.cancellation,
+        append=run.log.append,
+        redact=lambda text: run.redactor.text(text)[0],
+        new_id=run.new_id,
+    )
+    agent = build_agent(
+        run.spec,
+        log=run.log,
+        directory=run.directory,
+        state=run.state,
+        executor=run.executor,
+        provider=provider,
+        redactor=run.redactor,
+        cancellation=run.cancellation,
+        clock=time.monotonic,
+        new_id=run.new_id,
+        hooks=[checks, *run.options.hooks],
+        paranoid=run.options.paranoid,
+        open_session=lambda tools: _open_session(run, tools=tools),
+    )
+    with _WallClock(agent.budget.wall_left(), run.cancellation):
+        agent.loop.run()
+
+
+def _build_executor(run: _Run) -> Executor:
+    """Choose the backend by probing and build what runs commands.
+
+    Raises:
+        SandboxError: No backend works here; nothing was run.
+    """
+    from runner.sandbox.environment import child_environment, hidden_paths
+    from runner.sandbox.executor import Executor, session_policy
+    from runner.sandbox.select import select_backend
+
+    profile, spec = run.spec.profile, run.spec.profile.sandbox
+    keys = [path for path in (profile.model.api_key_file,) if path is not None]
+    shared: dict[str, Any] = {
+        "mode": profile.mode,
+        "workspace": run.workspace.path,
+        "state": str(run.state),
+        "hidden": hidden_paths(run.environ, hidden=[*spec.hidden, str(run.directory), *keys]),
+        "environment": child_environment(
+            run.environ, spec, home=str(run.state / "home"), tmp=str(run.state / "tmp"), secrets=run.secrets
+        ),
+    }
+    tightens = any(rule.mode is not None for rule in profile.policy.rules)
+    if profile.mode is not Mode.DANGER_FULL_ACCESS or spec.require or tightens:
+        policy = session_policy(spec, **shared)
+        run.backend = select_backend(spec, policy, cancellation=run.cancellation, environ=run.environ)
+    return Executor(run.backend, spec, **shared)
+
+
+def _open_session(run: _Run, *, tools: Sequence[Any]) -> None:
+    """The first events of a fresh log."""
+    from runner.config.effective import digest
+
+    profile, executor = run.spec.profile, run.executor
+    sandbox = {
+        "backend": executor.backend_name if executor else BARE,
+        "mode": profile.mode.value,
+        "network": "on" if profile.sandbox.network else "off",
+        "notEnforced": list(executor.not_enforced(profile.mode)) if executor else [],
+    }
+    run.log.append_many(
+        [
+            ev.RunStart(
+                task_digest=run.spec.task_digest,
+                profile_digest=run.spec.profile_digest,
+                policy_digest=run.spec.policy_digest,
+                tools_digest=digest(list(tools)),
+                versions={
+                    "nightshift": __version__,
+                    "python": platform.python_version(),
+                    "os": f"{platform.system()} {platform.release()}",
+                },
+                base=run.workspace.base.as_json(),
+                sandbox=sandbox,
+                trust=run.spec.trust.value,
+                config=run.redactor.value(run.spec.config)[0],
+            ),
+            ev.PermissionPreset(preset=profile.mode.value),
+            ev.SandboxModeEvent(mode=profile.mode.value),
+            ev.ApprovalPolicy(policy="declared"),
+        ]
+    )
+
+
+class _WallClock:
+    """Raises the cancellation when the wall limit is over."""
+
+    def __init__(self, seconds: float | None, cancellation: Cancellation) -> None:
+        import threading
+
+        self._timer = None
+        if seconds is not None:
+            self._timer = threading.Timer(seconds, cancellation.cancel, ["wall"])
+            self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        if self._timer is not None:
+            self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+# --- the end -------------------------------------------------------------------------------------
+
+
+def _finish(run: _Run) -> FinishedRun:
+    """Patch, outputs, outcome, seal, reports, ZIP, result: in this order, whatever happened before."""
+    from runner.artifacts.publish import ArtifactStore
+
+    store = ArtifactStore(run.directory, append=run.log.append)
+    patch: PatchInfo | None = None
+    missing: list[str] = []
+    with _Collected(run.causes):
+        if run.executor is not None:
+            run.executor.stop_background()
+    with _Collected(run.causes):
+        patch = _write_patch(run, store)
+    with _Collected(run.causes):
+        missing = [str(output) for output in store.copy_outputs(run.workspace.path, run.spec.task.files)]
+    reason = run.cancellation.reason
+    if reason in SIGNAL_EXIT_CODES:
+        run.causes.append(cancelled_by(reason))
+    outcome = run.fold.outcome.outcome(
+        missing_outputs=missing,
+        patch_missing=run.spec.task.patch_required and patch is None,
+        causes=run.causes,
+        checks=[check.name for check in run.spec.task.checks],
+    )
+    try:
+        return _publish(run, store, outcome, patch)
+    except StorageError as error:
+        return _publish_without_log(run, store, error, patch)
+
+
+def _write_patch(run: _Run, store: ArtifactStore) -> PatchInfo | None:
+    """Write ``changes.patch``, confined when an agent may have written to the tree."""
+    from runner.artifacts.patch import PATCH_NAME, make_patch
+    from runner.cancellation import Cancellation
+    from runner.workspace import confined_git, plain_git
+
+    cancelled = run.cancellation.reason in SIGNAL_EXIT_CODES
+    ending = Cancellation()  # a fresh one: a cancelled run still gets its patch
+    try:
+        run_git = plain_git
+        if run.backend is not None:
+            run_git = confined_git(
+                run.backend,
+                run.spec.profile.sandbox,
+                run.workspace,
+                state=run.state,
+                cancellation=ending,
+                timeout=CANCELLED_FINISH_SECONDS if cancelled else FINISH_SECONDS,
+            )
+        patch = make_patch(run.workspace.snapshot, run.directory / PATCH_NAME, run_git=run_git)
+    finally:
+        ending.close()
+    store.add(PATCH_NAME)
+    return patch
+
+
+def _publish(run: _Run, store: ArtifactStore, outcome: Outcome, patch: PatchInfo | None) -> FinishedRun:
+    from runner.artifacts.publish import publish
+    from runner.session.export import export_zip
+
+    run.log.append(outcome.run_end())
+    run.log.barrier()
+    exit_code, softened = exit_status(outcome, run.options.soft_fail)
+
+    def seal() -> str:
+        run.log.seal()
+        run.log.close()
+        return run.log.digest
+
+    result = publish(
+        store,
+        run.fold,
+        outcome,
+        seal=seal,
+        export=lambda target: export_zip(run.directory, target),
+        patch=patch,
+        soft_failed=softened,
+    )
+    return FinishedRun(result, run.directory, exit_code, softened)
+
+
+def _publish_without_log(run: _Run, store: ArtifactStore, error: StorageError, patch: PatchInfo | None) -> FinishedRun:
+    """The log or a report cannot be written: keep what can be kept, and say so in the result.
+
+    Raises:
+        StorageError: Not even ``result.json`` can be written.
+    """
+    from runner.artifacts.result import build_result, write_result
+
+    run.causes.append(cause_of(error))
+    outcome = run.fold.outcome.outcome(causes=run.causes, checks=[check.name for check in run.spec.task.checks])
+    result = build_result(
+        outcome,
+        run.fold.usage.usage(),
+        run.fold.facts,
+        soft_failed=False,
+        patch=patch,
+        log_digest=run.log.digest,
+        artifacts=[artifact.as_json() for artifact in store.artifacts],
+    )
+    try:
+        write_result(run.directory, result)
+    except StorageError:
+        raise error from None
+    return FinishedRun(result, run.directory, outcome.exit_code, softened=False)
