@@ -4,7 +4,8 @@
 its base: a commit if there is one, and always a tree. ``Snapshot`` is the private repository that
 holds this tree; patches are made from it. The user's index, refs and objects are never written.
 
-Raises ConfigError only, before anything is created outside the session's state directory. Writes
+``runner.workspace.confined`` runs the runner's own git inside the sandbox; it is imported where it is
+needed. Raises ConfigError only, before anything is created outside the session's state directory. Writes
 no events and has no effect on the prefix cache.
 """
 

@@ -48,12 +48,15 @@ class Workspace:
         source: Canonical path of the user's directory; the same when in place.
         isolation: ``in-place``, ``copy`` or ``worktree``.
         snapshot: What the directory held before the agent began.
+        readable: Folders elsewhere that its git needs (objects, a linked worktree's repository).
+            They must stay readable in the sandbox.
     """
 
     path: str
     source: str
     isolation: str
     snapshot: Snapshot
+    readable: tuple[str, ...] = ()
     _remove: Callable[[], None] = field(default=lambda: None, repr=False)
 
     @property
@@ -64,7 +67,13 @@ class Workspace:
     def as_json(self) -> JsonObject:
         """The whole record, for the session's state directory."""
         snapshot = self.snapshot.as_json()
-        return {"path": self.path, "source": self.source, "isolation": self.isolation, "snapshot": snapshot}
+        return {
+            "path": self.path,
+            "source": self.source,
+            "isolation": self.isolation,
+            "snapshot": snapshot,
+            "readable": list(self.readable),
+        }
 
     def close(self, *, keep: bool = False) -> None:
         """Remove a copy or worktree; may be called more than once.
@@ -160,7 +169,7 @@ def _isolate(
     if isolation == "in-place":
         snapshot = take_snapshot(source, repository, state=state, name="base")
         _refuse_dirty(snapshot, dirty, repository)
-        return Workspace(source, source, isolation, snapshot)
+        return Workspace(source, source, isolation, snapshot, _needed(repository, source))
     if repository is None:
         if isolation == "worktree":
             raise ConfigError(f"{source} is no git repository, so it has no worktrees", hint="use isolation: copy")
@@ -174,6 +183,18 @@ def _isolate(
     return _copy_repository(source, repository, commit, original, state)
 
 
+def _needed(repository: Repository | None, path: str) -> tuple[str, ...]:
+    """Folders outside ``path`` that git needs to read the repository there."""
+    if repository is None:
+        return ()
+    found = [repository.git_dir, repository.common_dir]
+    with contextlib.suppress(OSError):  # most repositories borrow nothing
+        text = Path(repository.common_dir, "objects/info/alternates").read_text(errors="surrogateescape")
+        found += [str(Path(repository.common_dir, "objects", line)) for line in text.splitlines() if line]
+    real = dict.fromkeys(Path(each).resolve() for each in found)
+    return tuple(str(each) for each in real if each.is_dir() and not each.is_relative_to(path))
+
+
 def load_workspace(state: Path) -> Workspace:
     """The workspace that a run recorded in its state directory; closing it removes nothing.
 
@@ -183,7 +204,7 @@ def load_workspace(state: Path) -> Workspace:
     try:
         value = json.loads((state / RECORD).read_text(encoding="utf-8"))
         snapshot = Snapshot.from_json(value.pop("snapshot"))
-        return Workspace(snapshot=snapshot, **value)
+        return Workspace(snapshot=snapshot, **{**value, "readable": tuple(value["readable"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{state / RECORD} is no record of a workspace: {error}") from error
 
@@ -245,7 +266,7 @@ def _copy_directory(source: str, state: Path) -> Workspace:
     target = state / "workspace"
     _copy_files(original, source, target)
     snapshot = take_snapshot(str(target), None, state=state, name="base")
-    return Workspace(str(target), source, "copy", snapshot, lambda: _remove_tree(target))
+    return Workspace(str(target), source, "copy", snapshot, (), lambda: _remove_tree(target))
 
 
 def _copy_repository(
@@ -263,7 +284,7 @@ def _copy_repository(
         if done.exit_code != 0:
             raise ConfigError(f"git cannot check out {commit}: {output_text(done)}")
     path, snapshot = _isolated_base(target, repository, commit, state)
-    return Workspace(path, source, "copy", snapshot, lambda: _remove_tree(target))
+    return Workspace(path, source, "copy", snapshot, _needed(repository, path), lambda: _remove_tree(target))
 
 
 def _isolated_base(target: Path, repository: Repository, commit: str | None, state: Path) -> tuple[str, Snapshot]:
@@ -384,7 +405,7 @@ def _add_worktree(
     except BaseException:
         remove()
         raise
-    return Workspace(path, source, "worktree", snapshot, remove)
+    return Workspace(path, source, "worktree", snapshot, _needed(repository, path), remove)
 
 
 def _carry_changes(original: Snapshot, repository: Repository, target: Path) -> None:
