@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-NAMES = ("task", "profile", "policy", "script")
 
-
-@click.command()
-@click.argument("name", type=click.Choice(NAMES))
-@click.option("--json", "as_json", is_flag=True, help="Accepted for uniformity: a schema is JSON anyway.")
+@click.command(name="schema")
+@click.argument("name", metavar="NAME")
+@click.option("--json", "as_json", is_flag=True, help="Changes nothing: a schema is JSON.")
 def command(name: str, as_json: bool) -> None:  # noqa: ARG001  # see its help
-    """Print the JSON Schema of a YAML format: task, profile, policy or script."""
-    from runner.config.shape import schema_of
+    """Print the JSON Schema NAME.
+
+    Formats of files: task, profile, policy, script. Formats of output: plan, result, usage.
+    """
+    from runner.config.load import unknown_name
+    from runner.config.shape import shipped_directory
     from runner.errors import ConfigError
 
-    schema = schema_of(name)
-    if not schema:
-        raise ConfigError(f"the schema of {name} is not in this installation", hint="install nightshift anew")
-    click.echo(json.dumps(schema, indent=2, ensure_ascii=False))
+    folder, suffix = shipped_directory() / "schema", ".schema.json"
+    known = sorted(path.name.removesuffix(suffix) for path in folder.glob(f"*{suffix}"))
+    if name not in known:
+        raise ConfigError(f"there is no schema {name!r}", hint=unknown_name(name, known, what="name"))
+    click.echo((folder / f"{name}{suffix}").read_text(encoding="utf-8"), nl=False)

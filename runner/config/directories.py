@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.config.trust import is_inside
@@ -10,7 +11,6 @@ from runner.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 
 def check_directory(text: str, start: str | Path, environ: Mapping[str, str]) -> tuple[str, str | None]:
@@ -55,7 +55,7 @@ def _homes(environ: Mapping[str, str]) -> set[str]:
     return {os.path.realpath(home) for home in homes if home}
 
 
-def check_artifacts_dir(path: Path, workspace: str, writable: Sequence[str]) -> None:
+def check_artifacts_dir(path: str | Path, workspace: str, writable: Sequence[str]) -> None:
     """Check a directory for artifacts before a run.
 
     Args:
@@ -66,6 +66,7 @@ def check_artifacts_dir(path: Path, workspace: str, writable: Sequence[str]) -> 
     Raises:
         ConfigError: It is a link, no directory, not empty, or lies where the agent may write.
     """
+    path = Path(path)
     if path.is_symlink():
         raise ConfigError(f"--artifacts {path}: is a link", hint=f"name the directory itself: {os.path.realpath(path)}")
     real = os.path.realpath(path)
@@ -77,7 +78,8 @@ def check_artifacts_dir(path: Path, workspace: str, writable: Sequence[str]) -> 
                 hint="name a directory outside, or leave --artifacts out",
             )
     try:
-        taken = next(iter(os.scandir(real)), None) is not None
+        with os.scandir(real) as entries:
+            taken = next(entries, None) is not None
     except FileNotFoundError:
         return
     except NotADirectoryError:

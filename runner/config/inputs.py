@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_VALUE: Final = 1_048_576
 """Most UTF-8 bytes of one input."""
 
-_TEMPLATE: Final = re.compile(r"\$\$|\$\{inputs\.([A-Za-z_][A-Za-z0-9_-]*)\}|(\$\{\s*inputs?\b[^}\n]*\}?)")
+_TEMPLATE: Final = re.compile(r"\$\$|\$\{inputs\.([A-Za-z_][A-Za-z0-9_-]*)\}|(\$\{\s*inputs?\b[^}$\n]*\}?)")
 _FENCE_TRIES: Final = 16
 
 

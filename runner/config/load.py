@@ -86,6 +86,7 @@ class Document:
         keys: Location of a mapping's entry → the mark of its key.
         texts: Location of a plain scalar that is no text → what was written (``1.10``).
         problems: What the text itself does wrong without being unreadable (a key given twice).
+        prefix: Where this lies in the file, when it is a part of one.
     """
 
     source: str
@@ -94,6 +95,7 @@ class Document:
     keys: dict[Location, Mark] = field(default_factory=dict)
     texts: dict[Location, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    prefix: Location = ()
 
     def mark(self, location: Location) -> Mark:
         """The mark of the value at ``location``, else of what holds it."""
@@ -110,7 +112,8 @@ class Document:
     def problem(self, location: Location, text: str, *, at_key: bool = False) -> Problem:
         """A problem at ``location``; ``text`` says what, and what to do."""
         mark = self.key_mark(location) if at_key else self.mark(location)
-        return Problem(mark, f"{dotted(location)}: {text}" if location else text)
+        path = dotted((*self.prefix, *location))
+        return Problem(mark, f"{path}: {text}" if path else text)
 
     def child(self, location: Location) -> Document:
         """The part below ``location`` as a document of its own, with the same marks."""
@@ -125,6 +128,7 @@ class Document:
             {(): root} | {at[size:]: mark for at, mark in self.marks.items() if at[:size] == location},
             {at[size:]: mark for at, mark in self.keys.items() if at[:size] == location},
             {at[size:]: text for at, text in self.texts.items() if at[:size] == location},
+            prefix=(*self.prefix, *location),
         )
 
     @staticmethod
@@ -175,16 +179,18 @@ def read_file(path: Path, *, name: str | None = None) -> bytes:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"{name}: cannot be read: {reason}", hint="check the path and its permissions") from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
             raise ConfigError(f"{name}: is a directory, a file is needed", hint="name the file itself")
         if not stat.S_ISREG(mode):
             raise ConfigError(f"{name}: is no regular file", hint="pipes and devices are not read; save it as a file")
-        try:
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise ConfigError(f"{name}: cannot be read: {error.strerror}") from None
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{name}: is over 1 MiB, the most that is read", hint="is this the right file?")
     return data
@@ -597,8 +603,7 @@ def _explain(error: ErrorDetails, model: type[BaseModel], document: Document) ->
     if kind == "extra_forbidden":
         return document.problem(location, _unknown_key(model, location), at_key=True)
     if kind == "missing":
-        mark = document.mark(location[:-1])
-        return Problem(mark, f"{dotted(location)}: is missing: add it")
+        return document.problem(location, "is missing: add it")
     text = _WANTED.get(kind)
     if text is not None:
         quote = kind == "string_type" and value is not None and not isinstance(value, list | dict)

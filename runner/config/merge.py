@@ -1,7 +1,7 @@
 """A profile out of its files: ``extends`` followed and merged, then ``--set`` and the task's limits.
 
-Mappings merge, scalars and lists replace, null takes the default back; ``overridable`` belongs to the
-file it stands in. Every value keeps the mark of the file or option it came from.
+Mappings merge, scalars and lists replace; a null replaces as well and stands for the default in the
+end. ``overridable`` belongs to the file it stands in. Every value keeps the mark of the file or option it came from.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.config.load import Location, Problem
-    from runner.config.trust import Reader
+    from runner.config.trust import Content, Reader
 
 MAX_EXTENDS: Final = 8
 """Longest chain of ``extends``, counted in steps."""
@@ -37,11 +37,11 @@ _PER_FILE: Final = ("extends", "overridable")
 
 def read_referenced(reader: Reader, path: Path, document: Document, location: Location) -> Document:
     """Load the YAML file that ``document`` names at ``location``; a failure to read it points there."""
-    data, name = read_bytes_referenced(reader, path, document, location)
-    return parse_yaml(data, source=name, directory=str(path.parent))
+    content = read_bytes_referenced(reader, path, document, location)
+    return parse_yaml(content.data, source=content.name, directory=content.directory)
 
 
-def read_bytes_referenced(reader: Reader, path: Path, document: Document, location: Location) -> tuple[bytes, str]:
+def read_bytes_referenced(reader: Reader, path: Path, document: Document, location: Location) -> Content:
     """Read the file that ``document`` names at ``location``; a failure points there."""
     try:
         return reader.read(path)
@@ -106,7 +106,7 @@ class _Chain:
 
 
 def overlay(lower: Document, upper: Document) -> None:
-    """Lay ``upper`` over ``lower``, which is changed: mappings merge, others replace, null removes."""
+    """Lay ``upper`` over ``lower``, which is changed: mappings merge, others replace, null too."""
     _overlay(lower, upper, lower.value, upper.value, ())
 
 
@@ -116,9 +116,6 @@ def _overlay(lower: Document, upper: Document, target: dict[str, Any], source: d
         lower.marks[at] = upper.mark(at)
     for key, value in source.items():
         here = (*at, key)
-        if value is None:
-            _remove(lower, here)
-            continue
         if isinstance(value, dict):
             if not isinstance(target.get(key), dict):
                 _remove(lower, here)
@@ -140,8 +137,9 @@ def _remove(document: Document, at: Location) -> None:
     value = document.value
     for part in at[:-1]:
         value = value[part]
-    if value.pop(at[-1], None) is None:
+    if at[-1] not in value:
         return
+    del value[at[-1]]
     size = len(at)
     for kept in (document.marks, document.keys, document.texts):
         for location in [location for location in kept if location[:size] == at]:

@@ -20,6 +20,7 @@ from runner.config.section import (
     Size,
     Text,
     Variable,
+    Version,
 )
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -98,8 +99,8 @@ class SandboxEnvironment(Section):
     allow: list[Variable] | None = None
     """Variables passed on from the runner's own environment."""
 
-    set: dict[Variable, str] | None = None
-    """Variables set to a value."""
+    set: dict[Variable, str | None] | None = None
+    """Variables set to a value; null takes an inherited one out."""
 
 
 class SandboxLimits(Section):
@@ -206,7 +207,7 @@ class CompactionOverride(CompactionValues):
 class Compaction(CompactionValues):
     """How the history is kept inside the window, with overrides by model."""
 
-    models: dict[str, CompactionOverride] | None = None
+    models: dict[str, CompactionOverride | None] | None = None
     """Values for a model, by its name."""
 
 
@@ -262,7 +263,7 @@ class Artifacts(Section):
 class ProfileModel(Section):
     """A profile: model, permissions, sandbox, tools and limits of a run."""
 
-    version: Literal[1]
+    version: Version
     """Version of the format."""
 
     extends: Names | None = None

@@ -14,12 +14,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from runner.approvals.words import KNOWN_TOOLS
 from runner.config.directories import check_artifacts_dir, check_directory
 from runner.config.effective import Effective, digest
 from runner.config.inputs import InputSource, fill, parse_assignments, references, template_problems
 from runner.config.load import Document, Mark, config_error, dotted, read_file
 from runner.config.merge import apply_sets, load_profile, read_bytes_referenced, tighten
-from runner.config.resolve_profile import BUILTIN_TOOLS, DEFAULTS, read_script, resolve_profile, untrusted_reason
+from runner.config.resolve_profile import DEFAULTS, read_script, resolve_profile, untrusted_reason
 from runner.config.shape import demand
 from runner.config.spec import CheckSpec, RunSpec, TaskSpec, WorkspaceSpec
 from runner.config.trust import Reader, Trigger, checkout_of, derive_trigger, find_profile, is_inside, read_blob
@@ -81,11 +82,12 @@ def load_run(
     if task is not None:
         demand("task", document)
     asked = Effective("task", document)
+    asked.take("name", default="prompt" if task is None else _default_name(task.name))
     path = _workspace(asked, workspace, cwd, environ)
     _extend_tested(reader, path, task, document)
     selected = _select_profile(asked, profile, reader, cwd)
     declared = Document(selected.source, json.loads(json.dumps(selected.value)))
-    apply_sets(selected, sets, cwd=cwd, tools=BUILTIN_TOOLS)
+    apply_sets(selected, sets, cwd=cwd, tools=KNOWN_TOOLS)
     problems = tighten(selected, declared.value, document)
     if problems:
         raise config_error(document.source, problems)
@@ -234,8 +236,6 @@ def _resolve_task(
 ) -> TaskSpec:
     document = task.document
     literal = source is None
-    default_name = "prompt" if source is None else _default_name(source)
-    name = task.take("name", default=default_name)
     prompt = _prompt(task, reader)
     turns = tuple(task.take("turns", default=[]))
     found = InputSource(document, given=given, reader=reader, environ=environ, workspace=workspace)
@@ -258,7 +258,7 @@ def _resolve_task(
         task.note(("inputs", each.name, "trust"), each.trust.value, origin)
     checks = _checks(task)
     spec = TaskSpec(
-        name=name,
+        name=task.values["name",],
         prompt="",
         workspace=WorkspaceSpec(
             path=workspace,
@@ -289,8 +289,8 @@ def _resolve_task(
 _WORKSPACE_DEFAULTS: Final = {each.name: each.default for each in fields(WorkspaceSpec) if each.name != "path"}
 
 
-def _default_name(source: str) -> str:
-    stem = re.sub(r"(\.task)?\.ya?ml$", "", source.replace(":", "/").rpartition("/")[2])
+def _default_name(file: str) -> str:
+    stem = re.sub(r"(\.task)?\.ya?ml$", "", file)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:100] or "task"
 
 
@@ -304,7 +304,8 @@ def _prompt(task: Effective, reader: Reader) -> str:
     if file is None:
         task.take("prompt")
         return str(text)
-    data, name = read_bytes_referenced(reader, Path(document.mark(location).directory) / file, document, location)
+    path = Path(document.mark(location).directory) / file
+    data, name, _ = read_bytes_referenced(reader, path, document, location)
     try:
         prompt = data.decode()
     except UnicodeDecodeError:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runner.agent.settings import CompactionSpec, Limits, RetrySpec, compaction_for
+from runner.approvals.words import KNOWN_TOOLS
 from runner.config.directories import check_directory
 from runner.config.effective import digest
 from runner.config.load import Document, Mark, config_error, unknown_name
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from runner.messages import JsonObject
 
 Settings = TypeVar("Settings")
-
-BUILTIN_TOOLS: Final = ("shell", "read_file", "write_file", "edit_file", "glob", "grep", "todo")
-"""Built-in tools, none of which needs a network of its own."""
 
 DEFAULT_BASE_URL: Final = "https://api.openai.com/v1"
 DEFAULT_KEY: Final = "OPENAI_API_KEY"
@@ -101,7 +99,8 @@ def resolve_profile(
     compaction = _section(profile, "compaction", CompactionSpec())
     overrides = {
         name: _section(profile, "compaction", compaction, "models", name)
-        for name in profile.raw("compaction", "models") or {}
+        for name, given in (profile.raw("compaction", "models") or {}).items()
+        if given is not None
     }
     model = _model(
         profile, limits, environ, workspace, reader, check_credentials=check_credentials, responses=responses
@@ -214,8 +213,8 @@ def _model(
     if file is not None:
         _check_key_file(profile, file, workspace, reader)
     if scripted:
-        location = (section, "script")
-        profile.note(location, {"sha256": digest(list(responses))}, profile.document.mark(location).origin)
+        profile.take(section, "script", private=True)
+        profile.note((section, "script_sha256"), digest(list(responses)), profile.origins[section, "script"])
     elif profile.raw(section, "script") is not None:
         profile.problem((section, "script"), f"has no effect with provider {provider}: remove it, or use scripted")
     script = _path(profile, (section, "script"), profile.raw(section, "script")) if scripted else None
@@ -340,7 +339,7 @@ def _sandbox(profile: Effective, environ: Mapping[str, str], untrusted: str | No
         network = "off"
         profile.note((section, "network"), network, untrusted)
     allowed = tuple(profile.take(section, "env", "allow", default=[]))
-    assigned = profile.take(section, "env", "set", default={})
+    assigned = profile.take(section, "env", "set", default={}, convert=_without_null)
     for key, names in (("allow", allowed), ("set", assigned)):
         for name in names:
             if _REFUSED_VARIABLES.fullmatch(name):
@@ -362,6 +361,10 @@ def _sandbox(profile: Effective, environ: Mapping[str, str], untrusted: str | No
         unprotected_git=profile.take(section, "unprotected_git", default=DEFAULTS["Sandbox.unprotected_git"]),
         keep_dac=profile.take(section, "keep_dac", default=DEFAULTS["Sandbox.keep_dac"]),
     )
+
+
+def _without_null(mapping: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in mapping.items() if value is not None}
 
 
 def _writable(profile: Effective, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -396,8 +399,8 @@ def _tools(profile: Effective) -> ToolsSpec:
     deny = profile.take("tools", "deny", default=[])
     for key, names in (("allow", allow or []), ("deny", deny)):
         for index, name in enumerate(names):
-            if name not in BUILTIN_TOOLS:
-                profile.problem(("tools", key, index), f"{name!r}: {unknown_name(name, BUILTIN_TOOLS, what='tool')}")
+            if name not in KNOWN_TOOLS:
+                profile.problem(("tools", key, index), f"{name!r}: {unknown_name(name, KNOWN_TOOLS, what='tool')}")
     parallel = profile.take("tools", "parallel", default=default.parallel)
     return ToolsSpec(allow=None if allow is None else tuple(allow), deny=tuple(deny), parallel=parallel)
 
@@ -417,6 +420,7 @@ def _policy(profile: Effective, reader: Reader) -> tuple[Policy, JsonObject]:
         profile.take("approvals", private=True)
     else:
         document = profile.document.child(location)
+        document.value = _without_null(document.value)
         profile.note(location, "in the profile", profile.document.mark(location).origin, private=True)
     demand("policy", document)
     return load_policy(document), document.value

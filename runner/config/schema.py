@@ -1,4 +1,4 @@
-"""The JSON Schemas of the YAML formats, generated from the pydantic models.
+"""The JSON Schemas of the YAML formats, generated from the pydantic models, and of the plan.
 
 A tool for working on this project: ``python -m runner.config.schema --write`` writes
 ``configs/schema``, ``--check`` fails when a file there differs from what the models say. The defaults
@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from runner.agent.settings import CompactionSpec, Limits, RetrySpec
+from runner.config.plan import SCHEMA as PLAN_SCHEMA
 from runner.config.resolve_profile import DEFAULTS
 from runner.config.shape import MODELS, model_of, shipped_directory
 from runner.config.spec import CheckSpec, ToolsSpec, WorkspaceSpec
@@ -45,7 +46,7 @@ _DEPENDS: Final = {"ModelSection.context_window"}
 
 def build_schemas() -> dict[str, JsonObject]:
     """File name in ``configs/schema`` → JSON Schema, keys in a stable order."""
-    return {f"{kind}.schema.json": build_schema(kind) for kind in MODELS}
+    return {**{f"{kind}.schema.json": build_schema(kind) for kind in MODELS}, "plan.schema.json": PLAN_SCHEMA}
 
 
 def build_schema(kind: str) -> JsonObject:
@@ -135,17 +136,18 @@ def main(arguments: Sequence[str]) -> int:
     expected = {
         name: json.dumps(schema, indent=2, ensure_ascii=False) + "\n" for name, schema in build_schemas().items()
     }
-    present = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.json")}
-    changed = sorted(name for name in expected.keys() | present.keys() if expected.get(name) != present.get(name))
-    for name in changed:
+    changed = []
+    for name, text in expected.items():
+        path = folder / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            changed.append(path)
+    for path in changed:
         if arguments[0] == "--check":
-            message = f"configs/schema/{name} is not what the models say; run: make schema WRITE=1"
+            message = f"configs/schema/{path.name} is not what the models say; run: make schema WRITE=1"
             print(message, file=sys.stderr)  # noqa: T201  # a tool
-        elif name in expected:
-            folder.mkdir(exist_ok=True)
-            (folder / name).write_text(expected[name], encoding="utf-8")
         else:
-            (folder / name).unlink()
+            folder.mkdir(exist_ok=True)
+            path.write_text(expected[path.name], encoding="utf-8")
     return ErrorCode.TASK_FAILED.exit_code if changed and arguments[0] == "--check" else 0
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from runner.config.section import Delay, Section, Text
+from runner.config.section import Delay, Section, Text, Version
 
 Tokens = Annotated[int, Field(ge=0)]
 
@@ -94,7 +94,7 @@ class Response(Section):
 class ScriptModel(Section):
     """A script: the answers of the `scripted` provider."""
 
-    version: Literal[1]
+    version: Version
     """Version of the format."""
 
     responses: list[Response]

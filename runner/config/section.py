@@ -68,6 +68,8 @@ def _names(value: Any) -> Any:
 def _relative_path(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise _custom(f"a path is needed, this is {describe(value)}")
+    if not value.isprintable():
+        raise _custom(f"{value!r} holds a control character: write a plain path")
     if value.startswith(("/", "~")) or ".." in value.split("/"):
         raise _custom(f"{value!r} leaves the workspace: write a path relative to the workspace, without '..'")
     return value
@@ -77,6 +79,13 @@ def _file_or_mapping(value: Any) -> str | dict[str, Any]:
     if (isinstance(value, str) and value) or isinstance(value, dict):
         return value
     raise _custom(f"a file or a mapping is needed, this is {describe(value)}")
+
+
+def _version(value: Any) -> int:
+    # pydantic's Literal takes true for 1.
+    if type(value) is int and value == 1:
+        return value
+    raise _custom(f"{describe(value)} is no known version: write 1")
 
 
 _SCALAR: Final = {"type": ["string", "number", "boolean"]}
@@ -126,6 +135,9 @@ FileOrMapping = Annotated[
 
 Scalar = Annotated[str | int | float | bool, PlainValidator(_scalar), WithJsonSchema(_SCALAR)]
 """A text, a number, true or false."""
+
+Version = Annotated[int, PlainValidator(_version), WithJsonSchema({"const": 1, "type": "integer"})]
+"""Version of a format: 1."""
 
 Count = Annotated[int, Field(ge=1)]
 """A whole number from 1."""

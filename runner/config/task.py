@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from runner.config.profile import Limits
-from runner.config.section import Count, Duration, Name, RelativePath, Scalar, Section, Text, Variable
+from runner.config.section import Count, Duration, Name, RelativePath, Scalar, Section, Text, Variable, Version
 
 InputName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 
@@ -84,7 +84,7 @@ class TaskLimits(Limits):
 class TaskModel(Section):
     """A task: what is to be done, where, and how it is known to be done."""
 
-    version: Literal[1]
+    version: Version
     """Version of the format."""
 
     name: Name | None = None

@@ -15,7 +15,7 @@ import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runner.config.load import MAX_BYTES, near_miss, parse_yaml, read_file
 from runner.config.shape import shipped_directory
@@ -246,6 +246,14 @@ def _git(top: Path, *arguments: str) -> bytes | None:
     return done.stdout if done.returncode == 0 else None
 
 
+class Content(NamedTuple):
+    """What was read of a file: its bytes, the name to show, and where relative paths in it start."""
+
+    data: bytes
+    name: str
+    directory: str
+
+
 @dataclass(slots=True)
 class Reader:
     """Reads run-defining files in the version that may be believed, and remembers which.
@@ -270,11 +278,11 @@ class Reader:
         Raises:
             ConfigError: As ``load_yaml``; or the believable version cannot be had.
         """
-        data, name = self.read(path)
-        return parse_yaml(data, source=name, directory=os.path.dirname(os.path.normpath(self.cwd / path)))  # noqa: PTH120  # a text
+        content = self.read(path)
+        return parse_yaml(content.data, source=content.name, directory=content.directory)
 
-    def read(self, path: Path) -> tuple[bytes, str]:
-        """The bytes of a file and the name to show for it.
+    def read(self, path: Path) -> Content:
+        """Read a file.
 
         Raises:
             ConfigError: It cannot be read; or the trigger is untrusted, the file is part of what is
@@ -286,12 +294,14 @@ class Reader:
         top = self.under_test(path)
         if top is None:
             name = self.shown(path)
-            return read_file(path, name=name), name
-        relative = str(path.relative_to(top) if is_inside(path, top) else Path(os.path.realpath(path)).relative_to(top))
+            return Content(read_file(path, name=name), name, str(path.parent))
+        inside = path if is_inside(path, top) else Path(os.path.realpath(path))
+        relative = str(inside.relative_to(top))
         if self.base is None:
             raise ConfigError(
                 f"{self.shown(path)}: is part of the untrusted checkout, and no base revision is known to read it from",
-                hint="keep the run's files outside the workspace, or pass the event file of the pull request",
+                hint="name the checkout with --workspace and keep the run's files outside of it, "
+                "or pass the event file of the pull request",
             )
         data = read_blob(top, self.base, relative)
         name = f"{self.base[:12]}:{relative}"
@@ -300,26 +310,16 @@ class Reader:
                 f"{name}: no such file in the base revision",
                 hint="an untrusted trigger uses the base's version, so the file must be there first",
             )
-        return data, name
-
-    def demand_outside(self, path: Path, what: str) -> None:
-        """Refuse a file of the untrusted checkout where only a path can be handed on.
-
-        Raises:
-            ConfigError: The trigger is untrusted and ``path`` is part of what is under test.
-        """
-        if self.under_test(path) is not None:
-            raise ConfigError(
-                f"{self.shown(path)}: {what} is part of the untrusted checkout", hint="keep it outside the workspace"
-            )
+        return Content(data, name, str(inside.parent))
 
     def under_test(self, path: Path) -> Path | None:
-        """The untrusted checkout that an absolute path is part of; None when there is none."""
+        """The untrusted checkout that an absolute path is part of, the innermost one; None when there is none."""
         if self.trust is Trust.TRUSTED:
             return None
         # A link may lead out of the checkout or into it; either way the checkout decides what it holds.
         real = os.path.realpath(path)
-        return next((top for top in self.tested if is_inside(path, top) or is_inside(real, top)), None)
+        holders = [top for top in self.tested if is_inside(path, top) or is_inside(real, top)]
+        return max(holders, key=lambda top: len(top.parts), default=None)
 
     def shown(self, path: Path) -> str:
         """A path as it is shown: relative to the current directory where it lies below it."""

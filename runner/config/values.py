@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Final
 
@@ -28,16 +29,17 @@ def parse_duration(value: Any, *, zero: bool = False) -> float:
         ValueError: It is none of these, negative, or over ten years.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = _as_float(value)
     elif isinstance(value, str) and len(value) <= _MAX_LENGTH and re.fullmatch(DURATION_PATTERN, value):
         number = value.rstrip("msh")
         seconds = float(number) * _SECONDS[value[len(number) :]]
     else:
         raise ValueError(f"{describe(value)} is no duration: write seconds, or a text like 90s, 5m, 1.5h")
+    seconds = round(seconds, 6) if math.isfinite(seconds) else -1.0
     if not 0 <= seconds <= _MAX_SECONDS or (seconds == 0 and not zero):
         least = "zero" if zero else "above zero"
         raise ValueError(f"{describe(value)} is out of range: write a duration from {least} to ten years")
-    return round(seconds, 6)
+    return seconds
 
 
 def parse_size(value: Any) -> int:
@@ -47,12 +49,19 @@ def parse_size(value: Any) -> int:
         ValueError: It is none of these, no whole number, or out of range.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
-        size = float(value)
+        size = _as_float(value)
     elif isinstance(value, str) and len(value) <= _MAX_LENGTH and re.fullmatch(SIZE_PATTERN, value):
         number = value.rstrip("kKmMgG")
         size = float(number) * _FACTORS[value[len(number) :].lower()]
     else:
         raise ValueError(f"{describe(value)} is no size: write a number, or a text like 500k, 100M, 4g")
-    if not 1 <= size <= _MAX_SIZE or round(size, 3) % 1:
+    if not math.isfinite(size) or not 1 <= size <= _MAX_SIZE or round(size, 3) % 1:
         raise ValueError(f"{describe(value)} is out of range: write a whole number from 1 to 1000000g")
     return round(size)
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

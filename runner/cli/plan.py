@@ -1,0 +1,116 @@
+"""``nightshift plan``: what a run would do, on whose authority, and where each setting comes from.
+
+Reads the files and nothing else: no key, no model call, nothing created.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from runner.cli.options import load_options, run_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from runner.messages import JsonObject
+
+_OPAQUE: Final = "opaque: what it runs is bounded by the sandbox only"
+_WIDEST: Final = 72
+
+# What a terminal or a CI system would act on instead of showing it.
+_ACTIVE: Final = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|##(?=\\[)")
+
+
+@click.command(name="plan")
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(task: str | None, artifacts: str | None, as_json: bool, **options: Any) -> None:
+    """Show what TASK would do: every effective value with its origin, and what the policy allows.
+
+    Limits, sandbox and the names of secrets are part of it. Needs no key and makes no model call.
+    """
+    from runner.config.plan import plan_report
+
+    spec = load_options(task=task, check_credentials=False, **options)
+    if artifacts is not None:
+        from pathlib import Path
+
+        from runner.config.resolve import check_artifacts_dir
+
+        check_artifacts_dir(Path.cwd() / artifacts, spec.task.workspace.path, spec.profile.sandbox.writable)
+    report = plan_report(spec, os.environ)
+    if as_json:
+        # GitHub takes ##[x] for a command anywhere in a line, inside of a JSON text too.
+        click.echo(json.dumps(report, ensure_ascii=False, indent=2).replace("##[", "#\\u0023["))
+    else:
+        click.echo("\n".join(_text(report)))
+
+
+def shown(value: Any, widest: int = _WIDEST) -> str:
+    """A value on one line of a terminal: JSON, nothing in it active, at most ``widest`` characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    text = _ACTIVE.sub(lambda match: "".join(f"\\u{ord(each):04x}" for each in match[0]), text)
+    return text if len(text) <= widest else f"{text[: widest - 1]}…"
+
+
+def _text(report: JsonObject) -> Iterator[str]:
+    yield f"task {report['task']}, profile {report['profile']}"
+    yield f"trigger {report['trust']}: {report['trustReason']}"
+    yield from _values(report["values"])
+    yield ""
+    yield "policy"
+    for rule in report["policy"]:
+        yield f"  {_rule_line(rule)}"
+    if not any(rule["decision"] == "allow" for rule in report["policy"]):
+        yield "  no rule allows anything: every call is denied"
+    else:
+        yield "  what no rule allows is denied"
+    yield ""
+    yield "secrets"
+    for secret in report["secrets"]:
+        yield f"  {secret['name']}: {'set' if secret['set'] else 'not set'}"
+    if not report["secrets"]:
+        yield "  none"
+    yield ""
+    yield "files"
+    for path in report["files"]:
+        yield f"  {path}"
+    yield ""
+    yield "digests"
+    for name, digest in report["digests"].items():
+        yield f"  {name:<8}{digest}"
+
+
+def _values(values: Mapping[str, JsonObject]) -> Iterator[str]:
+    """One line for each value, under a heading for each section; origins in one column."""
+    sections: dict[str, list[tuple[str, str, str]]] = {}
+    for key, each in values.items():
+        kind, _, rest = key.partition(".")
+        name, dot, inner = rest.partition(".")
+        heading = "task" if kind == "task" else name if dot else "profile"
+        value = "none" if each["value"] is None else shown(each["value"])
+        sections.setdefault(heading, []).append((rest if kind == "task" or not dot else inner, value, each["origin"]))
+    names = max(len(name) for rows in sections.values() for name, _, _ in rows)
+    widths = max(len(value) for rows in sections.values() for _, value, _ in rows)
+    for heading, rows in sections.items():
+        yield ""
+        yield heading
+        for name, value, origin in rows:
+            yield f"  {name:<{names}}  {value:<{widths}}  {origin}"
+
+
+def _rule_line(rule: JsonObject) -> str:
+    about = "; ".join(rule["about"])
+    remarks = [
+        f"in {rule['mode']}" if rule["mode"] else "",
+        f"{' and '.join(rule['trust'])} only" if rule["trust"] else "",
+        f"asking for {' or '.join(rule['escalate'])}" if rule["escalate"] else "",
+        _OPAQUE if rule["opaque"] else "",
+    ]
+    tail = "".join(f" ({remark})" for remark in remarks if remark)
+    return f"{rule['decision']:<5} {rule['id']}: {', '.join(rule['tools'])}{f': {about}' if about else ''}{tail}"
