@@ -264,7 +264,7 @@ def judge(
     case = _Case(policy, facts, workspace=workspace, mode=mode, trust=trust, resolve=resolve)
     asked = facts.escalation if facts.escalation is not None and facts.escalation.rank > mode.rank else None
     decision = case.decide(asked)
-    if not decision.allowed and asked is None:
+    if asked is None:
         wider = [each for each in Mode if each.rank > mode.rank]
         considered = {each for rule in policy.rules if rule.allow for each in rule.escalate}
         if any(each in considered and case.decide(each).allowed for each in wider):

@@ -45,6 +45,7 @@ class SpillStore:
 
     def __init__(self, directory: str) -> None:
         self._directory = os.path.realpath(directory)
+        self._used: dict[str, int] = {}
 
     def write(self, call_id: str, chunks: Iterable[str]) -> tuple[str, JsonObject]:
         """Keep a text; returns the name it is read by and ``{path, bytes, sha256}``.
@@ -72,12 +73,11 @@ class SpillStore:
     def _open_new(self, stem: str) -> tuple[str, int]:
         """A file that was not there before: models use one call id twice."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        name, number = stem, 1
         while True:
+            number = self._used[stem] = self._used.get(stem, 0) + 1
+            name = stem if number == 1 else f"{stem}-{number}"
             with contextlib.suppress(FileExistsError):
                 return name, os.open(f"{self._directory}/{name}.txt", flags, 0o600)
-            number += 1
-            name = f"{stem}-{number}"
 
     def read(self, reference: str, offset: int, limit: int, max_bytes: int) -> JsonObject | str:
         """A page of a kept text, shaped as the worker's ``read``, or why there is none.

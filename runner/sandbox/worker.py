@@ -145,7 +145,7 @@ def _near(folder: int, name: str) -> str:
 def _names(folder: int) -> list[str]:
     readable = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
-        return [os.fsencode(name).decode("utf-8", "surrogateescape") for name in os.listdir(readable)]  # noqa: PTH208  # a path would be followed again, a descriptor is not
+        return [os.fsencode(name).decode("utf-8", "surrogateescape") for name in os.listdir(readable)]
     finally:
         os.close(readable)
 
@@ -272,7 +272,8 @@ class _Page:
                 return
             kept = _cut(piece, self.room)
             self.taken.append(kept)
-            self.room -= len(kept)
+            # Behind a line that is cut nothing may follow, so that only the last line of a page can be.
+            self.room = self.room - len(kept) if len(kept) == len(piece) else 0
             self.length = len(piece)
 
     def count(self, file: BinaryIO) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from runner import diagnostics
 from runner.approvals.policy import DEFAULT_RULE, Decision
+from runner.approvals.resolver import Resolution
 from runner.errors import ErrorCode, InternalError, RunnerError
 from runner.messages import text_of
 from runner.session.events import ApprovalAsked, ApprovalDecided, Redaction
@@ -148,6 +149,14 @@ class Finalized:
     redactions: int = 0
 
 
+class Resolve(Protocol):
+    """The policy, with the events that record what it decided."""
+
+    def __call__(self, facts: CallFacts, *, call_id: str, justification: str | None = None) -> Resolution:
+        """Decide on one call; ``justification`` says why it asks for more than the run's mode."""
+        ...
+
+
 class Finalizer(Protocol):
     """The last stage: keeps secrets and floods out of the session."""
 
@@ -180,10 +189,8 @@ class Pipeline:
     Args:
         registry: The agent's tools.
         mode: The run's permission mode.
-        decide: The policy.
-        policy_digest: Digest of the policy, for the log.
+        resolve: The policy: decides on the facts of a call and gives the pair of events that says so.
         emit: Appends an event to the session log.
-        new_id: Gives approval ids.
         finalizer: The last stage.
         clock: Monotonic seconds.
         timeout: Seconds the next call may take at most.
@@ -198,10 +205,8 @@ class Pipeline:
         *,
         registry: Registry,
         mode: Mode,
-        decide: Callable[[CallFacts], Decision],
-        policy_digest: str,
+        resolve: Resolve,
         emit: Callable[[Event], object],
-        new_id: Callable[[], str],
         finalizer: Finalizer,
         clock: Callable[[], float],
         timeout: Callable[[], float],
@@ -211,10 +216,8 @@ class Pipeline:
     ) -> None:
         self._registry = registry
         self._mode = mode
-        self._decide = decide
-        self._policy_digest = policy_digest
+        self._resolve = resolve
         self._emit = emit
-        self._new_id = new_id
         self._finalizer = finalizer
         self._clock = clock
         self._timeout = timeout
@@ -374,36 +377,15 @@ class Pipeline:
             raise _Refused("validate", ErrorCode.INVALID_ARGS, reason)
 
     def _ask_policy(self, call: ToolCallBlock, arguments: JsonObject, facts: CallFacts) -> Decision:
-        approval = self._new_id()
-        justification = arguments.get("justification")
-        escalation = None
-        if facts.escalation is not None:
-            escalation = {"mode": facts.escalation.value, "justification": justification}
-        self._emit(
-            ApprovalAsked(
-                id=approval,
-                call_id=call["id"],
-                tool_name=call["name"],
-                command=facts.command,
-                paths={"read": list(facts.read), "write": list(facts.write)},
-                escalation=escalation,
-                reason=justification if escalation else None,
-            )
-        )
+        justification = arguments.get("justification") if facts.escalation is not None else None
         try:
-            decision = self._decide(facts)
+            resolution = self._resolve(facts, call_id=call["id"], justification=justification)
         except Exception as error:  # noqa: BLE001  # whatever it was, it is not a permission
             diagnostics.warning("the policy could not decide", tool=call["name"], error=repr(error))
-            decision = Decision(allowed=False, rule=DEFAULT_RULE, reason="the policy could not decide on this call")
-        self._emit(
-            ApprovalDecided(
-                id=approval,
-                outcome="allowed-once" if decision.allowed else "rejected",
-                rule=decision.rule,
-                policy_digest=self._policy_digest,
-                by="policy",
-            )
-        )
+            resolution = _undecided(call, facts)
+        self._emit(resolution.asked)
+        self._emit(resolution.decided)
+        decision = resolution.decision
         if not decision.allowed:
             raise _Refused("policy", ErrorCode.POLICY_DENIED, _policy_reason(decision))
         return decision
@@ -489,6 +471,17 @@ def _classify(tool: Tool, arguments: JsonObject) -> bool:
     except Exception as error:  # noqa: BLE001  # a classifier that throws says nothing about the call
         diagnostics.warning("a tool could not classify a call", tool=tool.schema["name"], error=repr(error))
         return False
+
+
+def _undecided(call: ToolCallBlock, facts: CallFacts) -> Resolution:
+    """The denial of a call that the policy failed on."""
+    approval = f"undecided-{call['id']}"
+    paths = {"read": list(facts.read), "write": list(facts.write)}
+    return Resolution(
+        Decision(allowed=False, rule=DEFAULT_RULE, reason="the policy could not decide on this call"),
+        ApprovalAsked(id=approval, call_id=call["id"], tool_name=call["name"], command=facts.command, paths=paths),
+        ApprovalDecided(id=approval, outcome="rejected", rule=DEFAULT_RULE, by="policy"),
+    )
 
 
 def _policy_reason(decision: Decision) -> str:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from runner.agent.settings import CompactionSpec
-from runner.approvals.policy import Decision
+from runner.approvals.policy import Policy, Rule
+from runner.approvals.resolver import Resolver
 from runner.cancellation import Cancellation
 from runner.compaction.spill import Spill, SpillStore
 from runner.errors import ErrorCode
 from runner.messages import text_of
-from runner.permission import Mode
+from runner.permission import Mode, Trust
 from runner.redaction import Redactor
 from runner.sandbox.base import SandboxSpec
 from runner.sandbox.executor import Executor
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from runner.approvals.policy import CallFacts
+    from runner.approvals.resolver import Resolution
     from runner.session.events import Event
     from runner.tools.pipeline import CallResult
 
@@ -82,19 +84,27 @@ class Bench:
         self.pipeline = Pipeline(
             registry=self.registry,
             mode=self.mode,
-            decide=self._decide,
-            policy_digest="d",
+            resolve=self._resolve,
             emit=self.events.append,
-            new_id=lambda: str(len(self.events)),
             finalizer=self.spill,
             clock=time.monotonic,
             timeout=lambda: self.timeout,
             holds_secret=lambda _call, text: "hunter22" in text,
         )
 
-    def _decide(self, facts: CallFacts) -> Decision:
+    def _resolve(self, facts: CallFacts, *, call_id: str, justification: str | None = None) -> Resolution:
         self.facts.append(facts)
-        return Decision(allowed=True, rule="all", reason="", may_escalate=self.may_escalate)
+        rules = [Rule(id="all", allow=True, any_command=True)]
+        if self.may_escalate:
+            rules.append(Rule(id="more", allow=True, any_command=True, escalate=(Mode.DANGER_FULL_ACCESS,)))
+        resolver = Resolver(
+            Policy(tuple(rules)),
+            workspace=str(self.root),
+            mode=self.mode,
+            trust=Trust.TRUSTED,
+            new_id=lambda: str(len(self.events)),
+        )
+        return resolver.resolve(facts, call_id=call_id, justification=justification)
 
     def run(self, name: str, call_id: str = "", /, **arguments: Any) -> CallResult:
         self._calls += 1
@@ -178,6 +188,7 @@ def test_paths_are_decided_on_resolved_and_used_as_decided(bench: Bench) -> None
     reads = [facts.read for facts in bench.facts]
     writes = [facts.write for facts in bench.facts]
     assert reads[:3] == [(f"{root}/src/real/f",), (f"{root}/src/real/f",), (os.path.realpath("/etc/hostname"),)]
+    assert reads[3:5] == [(), ()]
     assert writes[3:5] == [(f"{root}/src/real/new/g",), (f"{root}/src/file-link",)]
     assert reads[5] == (f"{root}/src/real",)
     assert error is ErrorCode.SANDBOX_DENIED
@@ -433,6 +444,7 @@ def test_a_command_that_makes_no_sense_is_refused(tmp_path: Path, arguments: dic
 def test_an_escalation_is_a_question_only_if_it_asks_for_more(tmp_path: Path, backend: str) -> None:
     """The mode the run has already is no escalation; more holds for the one call."""
     bench = Bench(backend, Path(os.path.realpath(tmp_path)))
+    bench.may_escalate = True
     why = {"justification": "needs it"}
 
     same = bench.run("shell", command="true", sandbox_permissions="workspace-write", **why)

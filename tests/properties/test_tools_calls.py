@@ -14,15 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.agent.settings import CompactionSpec
-from runner.approvals.policy import CallFacts, Decision
+from runner.approvals.patterns import PathPattern
+from runner.approvals.policy import CallFacts, Decision, PathRule, Policy, Rule
+from runner.approvals.resolver import Resolution, Resolver
 from runner.cancellation import Cancellation
 from runner.compaction.spill import Spill, SpillStore
 from runner.errors import ErrorCode
-from runner.permission import Mode
+from runner.permission import Mode, Trust
 from runner.redaction import Redactor
 from runner.sandbox.base import SandboxSpec
 from runner.sandbox.executor import Executor
-from runner.session.events import StepStart, TurnStart
+from runner.session.events import ApprovalAsked, ApprovalDecided, StepStart, TurnStart
 from runner.session.log import SessionLog
 from runner.tools.base import ToolOutcome
 from runner.tools.builtin.files import EditFile, ReadFile, WriteFile
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from runner.messages import JsonObject, ToolCallBlock, ToolSchema
     from runner.session.events import Event
     from runner.tools.base import Invocation
+
+_INSIDE = (PathPattern.of("**"),)
 
 BOUNDED = settings(max_examples=150, deadline=None)
 
@@ -113,20 +117,19 @@ class Bench:
                 ]
             ),
             mode=Mode.DANGER_FULL_ACCESS,
-            decide=self._decide,
-            policy_digest="d",
+            resolve=Resolver(
+                Policy((Rule(id="inside", allow=True, paths=PathRule(read=_INSIDE, write=_INSIDE)),)),
+                workspace=str(self.root),
+                mode=Mode.DANGER_FULL_ACCESS,
+                trust=Trust.TRUSTED,
+                new_id=lambda: str(len(self.events)),
+            ).resolve,
             emit=self.events.append,
-            new_id=lambda: str(len(self.events)),
             finalizer=spill,
             clock=time.monotonic,
             timeout=lambda: 20.0,
             holds_secret=lambda _call, _text: False,
         )
-
-    def _decide(self, facts: CallFacts) -> Decision:
-        """Nothing outside the workspace, and no command at all."""
-        inside = all(path == str(self.root) or path.startswith(f"{self.root}/") for path in (*facts.read, *facts.write))
-        return Decision(allowed=inside and facts.command is None, rule="r", reason="outside")
 
     def check(self, name: str, raw: str) -> None:
         self.events.clear()
@@ -174,6 +177,15 @@ def test_any_likely_call_gets_a_result_and_stays_inside(tmp_path_factory: pytest
     check()
     assert {path.name for path in bench.root.parent.iterdir()} - set(before) <= {"spill"}
     next(made, None)
+
+
+def _resolve(facts: CallFacts, *, call_id: str, justification: str | None = None) -> Resolution:
+    allowed = facts.command is None and justification is None
+    return Resolution(
+        Decision(allowed=allowed, rule="r", reason=""),
+        ApprovalAsked(id=call_id, call_id=call_id, tool_name=facts.tool),
+        ApprovalDecided(id=call_id, outcome="allowed-once" if allowed else "rejected"),
+    )
 
 
 class _Tool:
@@ -236,10 +248,8 @@ def test_calls_and_results_are_written_in_model_order(works: list[JsonObject], p
         pipeline = Pipeline(
             registry=Registry([tool]),
             mode=Mode.WORKSPACE_WRITE,
-            decide=lambda facts: Decision(allowed=facts.command is None, rule="r", reason=""),
-            policy_digest="d",
+            resolve=_resolve,
             emit=append,
-            new_id=lambda: str(len(events)),
             finalizer=spill,
             clock=time.monotonic,
             timeout=lambda: 5.0,
@@ -307,17 +317,15 @@ def test_adding_a_guard_never_allows_more(allowed: bool, guards: list[str], more
         pipeline = Pipeline(
             registry=Registry([_Tool()]),
             mode=Mode.READ_ONLY,
-            decide=lambda _facts: Decision(allowed=allowed, rule="r", reason=""),
-            policy_digest="d",
+            resolve=_resolve,
             emit=lambda _event: None,
-            new_id=lambda: "1",
             finalizer=Spill(SpillStore("/nowhere"), spec=CompactionSpec(), window=64_000, redactor=Redactor({})),
             clock=lambda: 0.0,
             timeout=lambda: 1.0,
             holds_secret=lambda _call, _text: False,
             guards=[guard(kind) for kind in kinds],
         )
-        raw = json.dumps({"safe": True, "denied": False, "ms": 0})
+        raw = json.dumps({"safe": True, "denied": not allowed, "ms": 0})
         cancellation = Cancellation()
         result = pipeline.run_call({"type": "tool-call", "id": "1", "name": "work", "arguments": raw}, cancellation)
         cancellation.close()

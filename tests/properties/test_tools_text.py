@@ -8,7 +8,7 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from runner.agent.settings import CompactionSpec
@@ -56,6 +56,7 @@ def test_output_can_be_turned_back_into_its_bytes(data: bytes, cuts: list[int]) 
 
 
 @BOUNDED
+@example(text="aé€€\n\n", limit=2, room=8)
 @given(text=_lines, limit=st.integers(min_value=1, max_value=5), room=st.integers(min_value=8, max_value=40))
 def test_the_pages_of_a_file_are_the_file(text: str, limit: int, room: int) -> None:
     """Reading on where each page says gives every line once; only a line longer than a page is cut."""

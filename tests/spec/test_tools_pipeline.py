@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from runner.approvals.policy import CallFacts, Decision
+from runner.approvals.resolver import Resolution
 from runner.cancellation import Cancellation
 from runner.errors import ErrorCode, InternalError, RunnerError, SandboxError, StorageError
 from runner.messages import text_of
 from runner.permission import Mode
-from runner.session.events import TodoWrite
+from runner.session.events import ApprovalAsked, ApprovalDecided, TodoWrite
 from runner.tools.base import ToolOutcome
 from runner.tools.pipeline import Denial, Finalized, Pipeline, PreparedCall, content_bytes
 from runner.tools.registry import Registry
@@ -93,10 +94,8 @@ class Line:
         values: dict[str, Any] = {
             "registry": self.registry,
             "mode": Mode.WORKSPACE_WRITE,
-            "decide": self._decide,
-            "policy_digest": "d1",
+            "resolve": self._resolve,
             "emit": self.events.append,
-            "new_id": lambda: f"approval-{len(self.events)}",
             "finalizer": Plain(),
             "clock": lambda: next(ticks) * 0.25,
             "timeout": lambda: 7.5,
@@ -105,11 +104,16 @@ class Line:
         }
         self.pipeline = Pipeline(**values)
 
-    def _decide(self, facts: CallFacts) -> Decision:
+    def _resolve(self, facts: CallFacts, *, call_id: str, justification: str | None = None) -> Resolution:
         self.asked.append(facts)
         if isinstance(self.decision, Exception):
             raise self.decision
-        return self.decision
+        outcome = "allowed-once" if self.decision.allowed else "rejected"
+        return Resolution(
+            self.decision,
+            ApprovalAsked(id="a1", call_id=call_id, tool_name=facts.tool, reason=justification),
+            ApprovalDecided(id="a1", outcome=outcome, rule=self.decision.rule),
+        )
 
     def run(self, arguments: object = None, *, name: str = "echo") -> CallResult:
         raw = arguments if isinstance(arguments, str) else json.dumps(arguments or {"text": "hello"})
@@ -152,26 +156,14 @@ def test_an_allowed_call_runs_with_what_was_decided_on(line: Line) -> None:
 
 
 def test_one_pair_of_events_stands_for_every_validated_call(line: Line) -> None:
-    """What was asked, what was decided, by which rule of which policy."""
+    """The policy's own two events, asked first."""
     line.run()
 
     asked, decided = line.records()
     assert asked["type"] == "approval/asked"
-    assert asked["data"] == {
-        "id": "approval-0",
-        "callId": "c1",
-        "toolName": "echo",
-        "command": "echo",
-        "paths": {"read": ["/r"], "write": ["/w"]},
-    }
+    assert asked["data"] == {"id": "a1", "callId": "c1", "toolName": "echo"}
     assert decided["type"] == "approval/decided"
-    assert decided["data"] == {
-        "id": asked["data"]["id"],
-        "outcome": "allowed-once",
-        "rule": "yes",
-        "policyDigest": "d1",
-        "by": "policy",
-    }
+    assert decided["data"] == {"id": "a1", "outcome": "allowed-once", "rule": "yes"}
 
 
 @pytest.mark.parametrize(
@@ -280,7 +272,15 @@ def test_a_policy_that_throws_denies_and_is_logged(line: Line) -> None:
     assert result.error is ErrorCode.POLICY_DENIED
     assert "rule default" in _text(result)
     assert [record["type"] for record in line.records()] == ["approval/asked", "approval/decided"]
-    assert line.records()[1]["data"]["outcome"] == "rejected"
+    asked, decided = [record["data"] for record in line.records()]
+    assert asked == {
+        "id": "undecided-c1",
+        "callId": "c1",
+        "toolName": "echo",
+        "command": "echo",
+        "paths": {"read": ["/r"], "write": ["/w"]},
+    }
+    assert decided == {"id": "undecided-c1", "outcome": "rejected", "rule": "default", "by": "policy"}
 
 
 @pytest.mark.parametrize(
@@ -306,17 +306,15 @@ def test_a_call_runs_in_the_mode_that_was_decided(
     assert result.meta["mode"] == expected.value
 
 
-def test_an_escalation_is_logged_with_its_justification() -> None:
-    """The asked event carries the mode and the reason the model gave."""
-    line = Line()
+@pytest.mark.parametrize("wanted", [Mode.DANGER_FULL_ACCESS, None])
+def test_the_policy_gets_the_justification_of_an_escalation(line: Line, wanted: Mode | None) -> None:
+    """And only of one: a reason given for nothing is none."""
     line.tool.schema["parameters"]["properties"]["justification"] = {"type": "string"}
-    line.tool.described = CallFacts("echo", escalation=Mode.DANGER_FULL_ACCESS)
+    line.tool.described = CallFacts("echo", escalation=wanted)
 
     line.run({"text": "a", "justification": "needs the network"})
 
-    asked = line.records()[0]["data"]
-    assert asked["escalation"] == {"mode": "danger-full-access", "justification": "needs the network"}
-    assert asked["reason"] == "needs the network"
+    assert line.records()[0]["data"].get("reason") == ("needs the network" if wanted else None)
 
 
 def test_a_guard_denies_after_the_policy_allowed() -> None:

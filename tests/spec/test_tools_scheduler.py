@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from runner.approvals.policy import CallFacts, Decision
+from runner.approvals.resolver import Resolution
 from runner.cancellation import Cancellation
 from runner.errors import ErrorCode, RunnerError, SandboxError, StorageError
 from runner.messages import text_of
 from runner.permission import Mode
-from runner.session.events import StepStart, TodoWrite, TurnStart
+from runner.session.events import ApprovalAsked, ApprovalDecided, StepStart, TodoWrite, TurnStart
 from runner.session.log import SessionLog
 from runner.tools.base import ToolOutcome
 from runner.tools.pipeline import Finalized, Pipeline, content_bytes
@@ -92,10 +93,8 @@ class Reply:
         pipeline = Pipeline(
             registry=Registry([Work("read", self._work, safe=True), Work("write", self._work, safe=False)]),
             mode=Mode.WORKSPACE_WRITE,
-            decide=lambda facts: Decision(allowed=facts.command != "denied", rule="r", reason="because"),
-            policy_digest="d",
+            resolve=_resolve,
             emit=self.log.append,
-            new_id=lambda: f"id-{len(self.events)}",
             finalizer=self.finalizer,
             clock=time.monotonic,
             timeout=lambda: 10.0,
@@ -150,6 +149,15 @@ class Reply:
                 assert block["isError"] is (code is not None)
                 out[block["toolCallId"]] = (text_of(block["content"]), code)
         return out
+
+
+def _resolve(facts: CallFacts, *, call_id: str, justification: str | None = None) -> Resolution:
+    allowed = facts.command != "denied" and justification is None
+    return Resolution(
+        Decision(allowed=allowed, rule="r", reason="because"),
+        ApprovalAsked(id=call_id, call_id=call_id, tool_name=facts.tool),
+        ApprovalDecided(id=call_id, outcome="allowed-once" if allowed else "rejected"),
+    )
 
 
 def _call(text: str) -> ToolCallBlock:

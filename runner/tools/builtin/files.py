@@ -265,8 +265,9 @@ class EditFile(WorkerTool):
         return False
 
     def facts(self, arguments: JsonObject) -> CallFacts:
-        """The file that is changed."""
-        return CallFacts("edit_file", write=(resolve_write(self._workspace, arguments["path"]),))
+        """The file that is changed, and read: a miss shows the lines nearest to what was asked for."""
+        path = resolve_write(self._workspace, arguments["path"])
+        return CallFacts("edit_file", read=(path,), write=(path,))
 
     def execute(self, invocation: Invocation) -> ToolOutcome:
         """Make the edits."""
