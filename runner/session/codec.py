@@ -309,17 +309,26 @@ def expand(record: JsonObject) -> Iterator[HeldChunk]:
         yield HeldChunk(seq + number, time, turn, step, {**head, kind.part: part})
 
 
-def events_of(record: JsonObject) -> Iterator[Event]:
+def events_of(record: JsonObject, *, first: int) -> Iterator[Event]:
     """The events of one decoded line: one, or those of a packed row.
+
+    Args:
+        record: The line.
+        first: The seq that the first event must have.
 
     Raises:
         LogError: LOG_INVALID or LOG_UNKNOWN_EVENT.
     """
     if record.get("type") in _BY_ROW:
+        if record.get("seq0") != first:
+            raise LogError(f"seq0 is {record.get('seq0')}, expected {first}")
         for held in expand(record):
             yield held.event()
     else:
-        yield event_from_record(record)
+        event = event_from_record(record)
+        if event.seq != first:
+            raise LogError(f"seq is {event.seq}, expected {first}")
+        yield event
 
 
 # --- seal --------------------------------------------------------------------------------------

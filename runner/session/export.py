@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from typing import IO
 
     from runner.messages import JsonObject
+    from runner.session.store import Line
 
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 _LEVEL = 3
 _READ = 1024 * 1024
+_GATHER = 128 * 1024
 _TAKEN = ("media/", "spill/")
 
 
@@ -121,7 +123,7 @@ class _Writing:
     def _write(self, path: str, pieces: Iterator[bytes]) -> None:
         digest, size = hashlib.sha256(), 0
         with self._open(path) as member:
-            for piece in pieces:
+            for piece in _gathered(pieces):
                 digest.update(piece)
                 size += len(piece)
                 member.write(piece)
@@ -138,31 +140,67 @@ class _Writing:
 
     def _log(self, source: SessionSource) -> Iterator[bytes]:
         """The whole lines of a log, and what closes it if it is open."""
-        structure, surface, digest = Structure(), Surface(), hashlib.sha256()
-        seq, time, number = 0, 0, 0
-        for line in source.lines():
-            number = line.number
-            with source.naming(number):
-                for event in () if number == 1 else codec.events_of(line.record):
-                    if event.seq != seq:
-                        raise LogError(f"seq is {event.seq}, expected {seq}")
-                    surface.apply(event)
-                    structure.apply(event)
-                    seq, time = seq + 1, event.time
-                    self._redacted = self._redacted or isinstance(event, Redaction)
-            data = line.data + b"\n"
-            digest.update(data)
-            yield data
-        closing = close(structure, next_seq=seq, time=time)
+        folded = _Folded()
+        chained = is_chained(source.header)
+        sealed = hashlib.sha256()
+        try:
+            for line in source.lines():
+                folded.take(line)
+                data = line.data + b"\n"
+                if chained:
+                    sealed.update(data)
+                yield data
+        except LogError as error:
+            raise source.located(error, folded.lines) from None
+        closing = close(folded.structure, next_seq=folded.events, time=folded.time)
+        self._redacted = self._redacted or folded.redacted
         self._repaired = self._repaired or bool(closing) or source.dropped is not None
         for event in closing:
             data = codec.encode_line(event.record())
-            digest.update(data)
+            sealed.update(data)
             yield data
-        if closing and is_chained(source.header):
-            start = codec.seal_start(seq=seq + len(closing), time=time, lines=number + len(closing))
-            digest.update(start)
-            yield start + digest.hexdigest().encode() + codec.SEAL_END
+        if closing and chained:
+            seq, lines = folded.events + len(closing), folded.lines + len(closing)
+            start = codec.seal_start(seq=seq, time=folded.time, lines=lines)
+            sealed.update(start)
+            yield start + sealed.hexdigest().encode() + codec.SEAL_END
+
+
+class _Folded:
+    """What has to be known of a log to close it."""
+
+    def __init__(self) -> None:
+        self.structure = Structure()
+        self.redacted = False
+        self.lines = 0
+        self.events = 0
+        self.time = 0
+        self._surface = Surface()
+
+    def take(self, line: Line) -> None:
+        """Fold one line."""
+        self.lines = line.number
+        if line.number == 1:
+            return
+        for event in codec.events_of(line.record, first=self.events):
+            self._surface.apply(event)
+            self.structure.apply(event)
+            self.events += 1
+            self.time = event.time
+            self.redacted = self.redacted or isinstance(event, Redaction)
+
+
+def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in larger pieces."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= _GATHER:
+            yield b"".join(held)
+            held, size = [], 0
+    yield b"".join(held)
 
 
 def _measure(descriptor: int) -> tuple[int, str]:

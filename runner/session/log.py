@@ -43,6 +43,7 @@ _HOLD_BYTES = 1024 * 1024  # text of held deltas; escaped it may be six times as
 _PACK_FROM = 128 * 1024  # decoded bytes since the last packing, from which it is worth it
 _PACK_LIVE = 16 * 1024 * 1024  # decoded bytes that may be packed during a run: 50 ms; thoroughly at the end: 300 ms
 _PACK_CLOSED = 256 * 1024 * 1024  # decoded bytes that may be packed at the end: a second
+_BLOCK = 4096
 _WINDOW_LOG = 21
 _HINTS = {
     errno.ENOSPC: "make room on that file system, or choose another --artifacts directory",
@@ -102,6 +103,9 @@ class SessionLog:
         first = codec.encode_line(make_header(header, created_at=clock()))
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise _storage_error(path, error) from error
+        try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError as error:
             raise _occupied(path) from error
@@ -442,9 +446,13 @@ class SessionLog:
             descriptor = _open_fresh(fresh)
             _take_lock(descriptor, fresh)
             with _reading(self._descriptor) as stream, os.fdopen(os.dup(descriptor), "wb") as target:
-                for piece in codec.ZstdChunks(stream):
-                    digest.update(piece)
-                    target.write(encoder.compress(piece))
+                blocks = _Blocks()
+                for line in codec.Lines(codec.ZstdChunks(stream)):
+                    digest.update(line)
+                    digest.update(b"\n")
+                    target.write(encoder.compress(line + b"\n"))
+                    if blocks.full(line):
+                        target.write(encoder.flush(_FLUSH_BLOCK))
                 target.write(encoder.flush())
             _sync_data(descriptor)
             same_file = os.path.samestat(os.fstat(self._descriptor), self.path.stat())
@@ -464,6 +472,7 @@ class SessionLog:
     def _take_over(self, old: int) -> tuple[list[Event], str | None]:
         """Write the whole lines of another log into this one."""
         events: list[Event] = []
+        blocks = _Blocks()
         with _reading(old) as stream:
             chunks = codec.ZstdChunks(stream)
             lines = codec.Lines(chunks)
@@ -473,6 +482,8 @@ class SessionLog:
                 except LogError as error:
                     raise LogError(f"{self.path}: line {lines.number}: {error.message}", code=error.code) from error
                 self._put(line + b"\n")
+                if blocks.full(line):
+                    self._flush()
         if not lines.number:
             raise LogError(f"{self.path}: empty, or cut off inside its header")
         self._flush()
@@ -484,9 +495,7 @@ class SessionLog:
             if not is_chained(record):
                 raise LogError("only a log of nightshift can be taken up again")
             return
-        for event in codec.events_of(record):
-            if event.seq != self._next_seq:
-                raise LogError(f"seq is {event.seq}, expected {self._next_seq}")
+        for event in codec.events_of(record, first=self._next_seq):
             self._surface.apply(event)
             self._next_seq += 1
             events.append(event)
@@ -496,18 +505,18 @@ _committer = Committer()
 
 
 def _stream_encoder() -> zstandard.ZstdCompressionObj:
-    """An encoder for many small flushed blocks: a thorough search pays there and costs little."""
+    """An encoder for many small flushed blocks: long matches only, small tables that stay in the cache."""
     import zstandard
 
     parameters = zstandard.ZstdCompressionParameters(
         compression_level=0,
         window_log=_WINDOW_LOG,
-        hash_log=17,
-        chain_log=17,
+        hash_log=16,
+        chain_log=16,
         search_log=4,
         min_match=6,
         target_length=32,
-        strategy=zstandard.STRATEGY_BTLAZY2,
+        strategy=zstandard.STRATEGY_LAZY2,
         write_content_size=0,
         write_checksum=1,
     )
@@ -519,6 +528,25 @@ def _whole_encoder(*, thorough: bool) -> zstandard.ZstdCompressionObj:
     import zstandard
 
     return zstandard.ZstdCompressor(level=9 if thorough else 3, write_checksum=True).compressobj()
+
+
+class _Blocks:
+    """Where blocks end in a frame that is written in one go.
+
+    A block can only be decoded whole, so short ones keep a file that loses its tail readable nearly to
+    its end; the header has one of its own.
+    """
+
+    def __init__(self) -> None:
+        self._size = _BLOCK
+
+    def full(self, line: bytes) -> bool:
+        """Whether the block ends behind ``line``."""
+        self._size += len(line)
+        if self._size < _BLOCK:
+            return False
+        self._size = 0
+        return True
 
 
 _FLUSH_BLOCK = 1  # zstandard.COMPRESSOBJ_FLUSH_BLOCK, without the import

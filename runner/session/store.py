@@ -149,11 +149,14 @@ class SessionSource:
         Raises:
             LogError: LOG_INVALID, the data is damaged or a line is longer than 16 MiB.
         """
-        with self.naming(None), self._open() as stream:
-            chunks = _decoded(stream)
-            lines = codec.Lines(chunks)
-            yield from lines
-            self.dropped = codec.torn_note(lines, chunks)
+        try:
+            with self._open() as stream:
+                chunks = _decoded(stream)
+                lines = codec.Lines(chunks)
+                yield from lines
+                self.dropped = codec.torn_note(lines, chunks)
+        except LogError as error:
+            raise self.located(error, None) from None
 
     def lines(self) -> Iterator[Line]:
         """Yield the whole lines, decoded, the header first.
@@ -161,12 +164,16 @@ class SessionSource:
         Raises:
             LogError: LOG_INVALID, the message begins with the path and names the line.
         """
-        for number, data in enumerate(self.raw_lines(), 1):
-            with self.naming(number):
+        number = 0
+        try:
+            for data in self.raw_lines():
+                number += 1
                 record = codec.decode_line(data)
                 if number == 1:
                     check_header(record)
-            yield Line(number, data, record)
+                yield Line(number, data, record)
+        except LogError as error:
+            raise self.located(error, number) from None
 
     def events(self) -> Iterator[Event]:
         """Yield the events, packed rows expanded.
@@ -174,37 +181,24 @@ class SessionSource:
         Raises:
             LogError: LOG_INVALID or LOG_UNKNOWN_EVENT, as ``lines``; seqs must count from 0 without gaps.
         """
-        for _, event in self.numbered_events():
-            yield event
-
-    def numbered_events(self) -> Iterator[tuple[int, Event]]:
-        """Yield the events with the numbers of their lines.
-
-        Raises:
-            LogError: As ``events``.
-        """
-        seq = 0
-        for line in self.lines():
-            if line.number == 1:
-                continue
-            with self.naming(line.number):
-                for event in codec.events_of(line.record):
-                    if event.seq != seq:
-                        raise LogError(f"seq is {event.seq}, expected {seq}")
-                    seq += 1
-                    yield line.number, event
-
-    @contextmanager
-    def naming(self, number: int | None) -> Iterator[None]:
-        """Put the path and the line in front of the message of a LogError that has neither."""
+        number, seq = 0, 0
         try:
-            yield
+            for line in self.lines():
+                number = line.number
+                if number > 1:
+                    for event in codec.events_of(line.record, first=seq):
+                        seq += 1
+                        yield event
         except LogError as error:
-            if "path" in error.details:
-                raise
-            where = self.name if number is None else f"{self.name}: line {number}"
-            details = {**error.details, "path": str(self.path), "line": number}
-            raise LogError(f"{where}: {error.message}", code=error.code, hint=error.hint, details=details) from error
+            raise self.located(error, number) from None
+
+    def located(self, error: LogError, number: int | None) -> LogError:
+        """``error`` with the path and the line in front, unless it has them."""
+        if "path" in error.details:
+            return error
+        where = self.name if number is None else f"{self.name}: line {number}"
+        details = {**error.details, "path": str(self.path), "line": number}
+        return LogError(f"{where}: {error.message}", code=error.code, hint=error.hint, details=details)
 
     # --- what lies beside it ------------------------------------------------------------------
 
@@ -260,7 +254,7 @@ def open_session(reference: str, *, environ: Mapping[str, str] | None = None) ->
         LogError: LOG_INVALID, what is there is no session that can be read.
     """
     path = Path(reference)
-    if not os.path.lexists(path):
+    if not os.path.lexists(reference):
         root = default_root(os.environ if environ is None else environ)
         if not _ID.fullmatch(reference) or not (root / reference).is_dir():
             raise ConfigError(

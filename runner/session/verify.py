@@ -138,11 +138,13 @@ class _Reading:
 
     def run(self) -> Verification:
         result = self._result
-        with self._bodies:
-            for line in self._source.lines():
-                result.lines = line.number
-                with self._source.naming(line.number):
+        try:
+            with self._bodies:
+                for line in self._source.lines():
+                    result.lines = line.number
                     self._line(line)
+        except LogError as error:
+            raise self._source.located(error, result.lines) from None
         result.dropped = self._source.dropped
         result.digest = self._hash.hexdigest()
         result.turns, result.steps = self._structure.turns, self._structure.steps
@@ -152,9 +154,7 @@ class _Reading:
 
     def _line(self, line: Line) -> None:
         if line.number > 1:
-            for event in codec.events_of(line.record):
-                if event.seq != self._result.events:
-                    raise LogError(f"seq is {event.seq}, expected {self._result.events}")
+            for event in codec.events_of(line.record, first=self._result.events):
                 self._result.events += 1
                 self._event(event, line)
         self._hash.update(line.data)

@@ -1,0 +1,211 @@
+"""``nightshift session``: show, measure, verify and export session logs; print a request.
+
+Reads only, apart from the file that ``export`` is told to write. SESSION is an id, an artifacts directory,
+a ``.jsonl``, a ``.jsonl.zst`` or ``.zstd``, or an exported ZIP, of ours or of dsh.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from runner.messages import JsonObject
+    from runner.session.rebuild import BodyDialect
+    from runner.session.store import SessionSource
+    from runner.session.verify import Verification
+
+_SESSION = click.argument("session", metavar="SESSION")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_BATCH = 512
+
+
+@click.group()
+def command() -> None:
+    """Show, measure, verify and export session logs.
+
+    SESSION is an id, an artifacts directory, a .jsonl, a .jsonl.zst or .zstd, or an exported ZIP.
+    """
+
+
+@command.command()
+@_SESSION
+@click.option("--full", is_flag=True, help="Show long content whole.")
+@_JSON
+def show(session: str, *, full: bool, as_json: bool) -> None:
+    """Print a session as a readable transcript, or its events as JSON."""
+    from runner.session.store import open_session
+    from runner.session.transcript import transcript
+
+    source = open_session(session)
+    _print_lines(_json_document(source) if as_json else transcript(source.header, source.events(), full=full))
+    if source.dropped:
+        click.echo(f"note: {source.dropped}", err=True)
+
+
+@command.command()
+@_SESSION
+@_JSON
+def stats(session: str, *, as_json: bool) -> None:
+    """Print turns, steps, tokens, cost and calls of a session."""
+    from runner.artifacts.usage import derive_usage
+    from runner.session.store import open_session
+
+    source = open_session(session)
+    usage = {**derive_usage(_own_events(source)), "sessionId": source.header["id"]}
+    if as_json:
+        _print_json(usage)
+    else:
+        _print_lines(_usage_lines(usage))
+
+
+@command.command()
+@_SESSION
+@click.option("--expect", metavar="DIGEST", help="SHA-256 that the whole decoded log must have.")
+@click.option("--allow-open", is_flag=True, help="Accept a log that does not end as a finished run does.")
+@_JSON
+def verify(session: str, *, expect: str | None, allow_open: bool, as_json: bool) -> None:
+    """Check that a log is as it was written and holds together."""
+    from runner.errors import RunnerError
+    from runner.session.store import open_session
+    from runner.session.verify import verify_session
+
+    try:
+        source = open_session(session)
+        result = verify_session(source, expect=expect, allow_open=allow_open, dialects=_dialects())
+    except RunnerError as error:
+        if as_json:
+            _print_json({"ok": False, "error": _error(error)})
+        raise
+    if as_json:
+        _print_json({"ok": True, **result.as_json()})
+    else:
+        _print_lines(_verification_lines(result))
+
+
+@command.command()
+@_SESSION
+@click.option("--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The ZIP to write.")
+@_JSON
+def export(session: str, *, output: Path, as_json: bool) -> None:
+    """Write a session, its files and its subagents into one ZIP with a manifest."""
+    from runner.session.export import export_session
+    from runner.session.store import open_session
+
+    written = export_session(open_session(session), output)
+    if as_json:
+        facts = {"path": str(written.path), "bytes": written.bytes, "sha256": written.sha256}
+        _print_json({**facts, "manifest": written.manifest})
+    else:
+        repaired = ", repaired" if written.manifest["repaired"] else ""
+        members = len(written.manifest["members"])
+        _print_lines(
+            iter([f"{written.path}: {members} members, {written.bytes} bytes{repaired}, sha256 {written.sha256}"])
+        )
+
+
+@command.command()
+@_SESSION
+@click.option("--step", required=True, type=click.IntRange(min=1), help="Which step of the session, from 1.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Which attempt of the step, the last if not given.")
+@_JSON
+def request(session: str, *, step: int, attempt: int | None, as_json: bool) -> None:
+    """Print the body of the model request of a step, byte for byte as it was sent."""
+    import orjson
+
+    from runner.session.rebuild import request_body
+    from runner.session.store import open_session
+
+    sent = request_body(open_session(session).events(), step=step, attempt=attempt, dialects=_dialects())
+    if as_json:
+        _print_json({**sent.event.data(), "body": orjson.loads(sent.data)})
+    else:
+        sys.stdout.buffer.write(sent.data)
+
+
+def _dialects() -> Mapping[str, BodyDialect]:
+    from runner.providers.registry import dialects
+
+    return dialects()
+
+
+def _own_events(source: SessionSource) -> Iterator[Any]:
+    """The events of the session itself, without those a fork took over from its parent."""
+    seed = source.header.get("seedLength", 0)
+    return (event for event in source.events() if event.seq >= seed)
+
+
+def _json_document(source: SessionSource) -> Iterator[str]:
+    """One JSON document, made line by line."""
+    import orjson
+
+    yield f'{{"schemaVersion":1,"header":{orjson.dumps(source.header).decode()},"events":['
+    separator = ""
+    for event in source.events():
+        yield separator + orjson.dumps(event.record()).decode()
+        separator = ","
+    yield f'],"dropped":{orjson.dumps(source.dropped).decode()}}}'
+
+
+def _verification_lines(result: Verification, name: str = "session") -> Iterator[str]:
+    from runner.session.transcript import visible
+
+    yield visible(f"{name} {result.session}")
+    yield f"  chain: {result.chain}, manifest: {result.manifest}, {result.state}"
+    yield f"  digest: {result.digest}"
+    counts = f"{result.events} events, {result.turns} turns, {result.steps} steps, {result.seals} seals"
+    yield f"  {result.lines} lines, {counts}"
+    yield f"  requests: {result.requests_checked} rebuilt and equal, {result.requests_not_checked} not checked"
+    if result.artifacts_checked:
+        yield visible(f"  artifacts checked: {', '.join(result.artifacts_checked)}")
+    if result.artifacts_not_checked:
+        yield visible(f"  artifacts not checked, not beside the log: {', '.join(result.artifacts_not_checked)}")
+    if result.dropped:
+        yield f"  {result.dropped}"
+    for child in result.children:
+        yield from _verification_lines(child, "subagent")
+
+
+def _usage_lines(usage: JsonObject) -> Iterator[str]:
+    from runner.session.transcript import visible
+
+    for name, value in usage.items():
+        if isinstance(value, dict):
+            inner = ", ".join(f"{key} {_unknown(item)}" for key, item in value.items())
+            yield visible(f"{name}: {inner}")
+        elif isinstance(value, list):
+            yield f"{name}: {len(value)}"
+            for row in value:
+                cells = row.items() if isinstance(row, dict) else [("", row)]
+                yield visible("  " + ", ".join(f"{key} {_unknown(item)}".strip() for key, item in cells))
+        else:
+            yield visible(f"{name}: {_unknown(value)}")
+
+
+def _unknown(value: object) -> object:
+    return "unknown" if value is None else value
+
+
+def _error(error: Any) -> JsonObject:
+    return {"code": str(error.code), "message": error.message, "hint": error.hint, "line": error.details.get("line")}
+
+
+def _print_json(value: object) -> None:
+    import orjson
+
+    sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def _print_lines(lines: Iterator[str]) -> None:
+    """Write lines as UTF-8 whatever the locale, without holding them all."""
+    from itertools import islice
+
+    stream = sys.stdout.buffer
+    while batch := list(islice(lines, _BATCH)):
+        stream.write("".join(f"{line}\n" for line in batch).encode())
+    stream.flush()

@@ -1,0 +1,209 @@
+"""A plain, readable transcript of a session.
+
+Pure: events in, lines out, one at a time. Invariants: nothing in a log can move the reader's cursor,
+change colours or reorder text, since control characters and direction marks are shown as escapes; long
+content is cut with a note. Reads all event types; no effect on the prefix cache.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from runner.session import events as ev
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from runner.messages import JsonObject, Usage
+    from runner.session.events import Event
+
+CUT = 2000
+"""Characters of one content that are shown unless all are asked for."""
+
+_SUMMARY_CUT = 200
+_MARGIN = " " * 8 + "| "
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb]")
+
+
+def visible(text: str) -> str:
+    """``text`` with every control character but newline and tab, and every direction mark, as an escape."""
+    return _HIDDEN.sub(
+        lambda match: f"\\x{ord(match[0]):02x}" if match[0] < "\x80" else f"\\u{ord(match[0]):04x}", text
+    )
+
+
+def transcript(header: JsonObject, events: Iterable[Event], *, full: bool = False) -> Iterator[str]:
+    """Yield the lines of the transcript, without newlines.
+
+    Args:
+        header: The header of the log.
+        events: The events; runs of ``assistant/chunk`` become one line.
+        full: Show long content whole.
+    """
+    yield visible(_heading(header))
+    chunks: list[int] = []
+    for event in events:
+        if isinstance(event, ev.AssistantChunk):
+            chunks = [chunks[0], event.seq] if chunks else [event.seq, event.seq]
+            continue
+        if chunks:
+            yield _chunk_line(chunks)
+            chunks = []
+        yield from _lines_of(event, full=full)
+    if chunks:
+        yield _chunk_line(chunks)
+
+
+def _heading(header: JsonObject) -> str:
+    parts = [f"session {header['id']}"]
+    if isinstance(header.get("createdAt"), (int, float)):
+        parts.append(_moment(header["createdAt"], "%Y-%m-%d %H:%M:%S UTC"))
+    if header.get("cwd"):
+        parts.append(header["cwd"])
+    if header.get("parentSession"):
+        parts.append(f"child of {header['parentSession']}")
+    return ", ".join(parts)
+
+
+def _moment(milliseconds: float, form: str) -> str:
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime(form)
+    except (ValueError, OverflowError, OSError):
+        return str(milliseconds)
+
+
+def _chunk_line(span: list[int]) -> str:
+    return f"{span[0]:>7}  {'assistant/chunk':<20}  {span[1] - span[0] + 1} chunks"
+
+
+def _lines_of(event: Event, *, full: bool) -> Iterator[str]:
+    summary, content = _describe(event)
+    name = event.record()["type"] if isinstance(event, (ev.UnknownEvent, ev.TeamEvent)) else event.TYPE
+    clock = _moment(event.time, "%H:%M:%S")
+    yield visible(f"{event.seq:>7}  {name:<20}  {clock}  {_cut(summary, full=full)}".rstrip()).replace("\n", "\\n")
+    for text in content:
+        shown = visible(text)
+        rest = 0 if full else len(shown) - CUT
+        for line in (shown[:CUT] if rest > 0 else shown).split("\n"):
+            yield _MARGIN + line
+        if rest > 0:
+            yield f"{_MARGIN}[{rest} more characters; --full shows them]"
+
+
+def _cut(text: str, *, full: bool) -> str:
+    return text if full or len(text) <= _SUMMARY_CUT else f"{text[:_SUMMARY_CUT]} [...]"
+
+
+def _describe(event: Event) -> tuple[str, list[str]]:
+    """What stands on the event's own line, and the content below it."""
+    describe = _DESCRIBE.get(type(event))
+    if describe is not None:
+        return describe(event)
+    data = event.data()
+    return (orjson.dumps(data).decode() if data else ""), []
+
+
+def _user(event: ev.UserMessage) -> tuple[str, list[str]]:
+    source = event.source.get("plugin") or event.source.get("kind")
+    return f"{source}{_replaced(event)}", _contents(event.content)
+
+
+def _assistant(event: ev.AssistantMessage) -> tuple[str, list[str]]:
+    parts = [f"step {event.step}"]
+    if event.usage is not None:
+        parts.append(_usage(event.usage))
+    if event.interrupted:
+        parts.append("interrupted")
+    return ", ".join(parts), _contents(event.message["content"])
+
+
+def _result(event: ev.ToolResult) -> tuple[str, list[str]]:
+    block: Any = next((block for block in event.message["content"] if block["type"] == "tool-result"), {})
+    parts = [str(block.get("toolCallId")), "error" if block.get("isError") else "ok"]
+    if event.error:
+        parts.append(str(event.error.get("code")))
+    meta = event.meta or {}
+    if meta.get("exitCode") is not None:
+        parts.append(f"exit {meta['exitCode']}")
+    if meta.get("durationMs") is not None:
+        parts.append(f"{meta['durationMs']} ms")
+    return ", ".join(parts) + _replaced(event), _contents(event.message["content"])
+
+
+def _replaced(event: Event) -> str:
+    span = event.surface_op
+    return f", replaces {span.get('start')} to {span.get('end')}" if isinstance(span, dict) else ""
+
+
+def _usage(usage: Usage) -> str:
+    names = {
+        "inputTokens": "in",
+        "cacheReadTokens": "cached",
+        "cacheWriteTokens": "cache write",
+        "outputTokens": "out",
+    }
+    values: Any = usage
+    return ", ".join(f"{values[name]} {short}" for name, short in names.items() if values.get(name))
+
+
+def _contents(blocks: list[Any]) -> list[str]:
+    texts = []
+    for block in blocks:
+        if block["type"] == "text":
+            texts.append(block["text"])
+        elif block["type"] == "reasoning":
+            texts.append(f"(reasoning) {block['text']}")
+        elif block["type"] == "tool-call":
+            texts.append(f"{block['name']} {block['arguments']} [{block['id']}]")
+        elif block["type"] == "tool-result":
+            texts += _contents(block["content"])
+        else:
+            texts.append(orjson.dumps(block).decode())
+    return texts
+
+
+def _call(event: ev.ToolCall) -> tuple[str, list[str]]:
+    return f"{event.name} {event.arguments} [{event.call_id}]", []
+
+
+def _request_header(event: ev.RequestHeaderEvent) -> tuple[str, list[str]]:
+    config: Any = event.header.get("config") or {}
+    tools: Any = event.header.get("tools") or []
+    names = ", ".join(str(tool.get("name")) if isinstance(tool, dict) else str(tool) for tool in tools)
+    return f"{event.reason}: {config.get('provider')}/{config.get('model')}, tools: {names}", []
+
+
+def _inbox(event: ev.InboxSpliced) -> tuple[str, list[str]]:
+    return f"{event.target}: {len(event.inserted)} in, {event.removed_count or 0} out", []
+
+
+def _asked(event: ev.ApprovalAsked) -> tuple[str, list[str]]:
+    wants = event.command or event.reason or ""
+    return f"{event.tool_name} [{event.call_id}] {wants}", []
+
+
+def _decided(event: ev.ApprovalDecided) -> tuple[str, list[str]]:
+    return event.outcome + (f" by rule {event.rule}" if event.rule else ""), []
+
+
+def _summary(event: ev.CompactionSummary) -> tuple[str, list[str]]:
+    usage = f", {_usage(event.usage)}" if event.usage else ""
+    texts = [block.get("text") if isinstance(block, dict) else block for block in event.summary]
+    return f"for {len(event.shadowed_seqs)} messages{usage}", [str(text) for text in texts]
+
+
+_DESCRIBE: dict[type[Event], Callable[[Any], tuple[str, list[str]]]] = {
+    ev.UserMessage: _user,
+    ev.AssistantMessage: _assistant,
+    ev.ToolResult: _result,
+    ev.ToolCall: _call,
+    ev.RequestHeaderEvent: _request_header,
+    ev.InboxSpliced: _inbox,
+    ev.ApprovalAsked: _asked,
+    ev.ApprovalDecided: _decided,
+    ev.CompactionSummary: _summary,
+}
