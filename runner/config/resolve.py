@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -133,7 +132,7 @@ def load_run(
 
 
 def _random_fence() -> str:
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 def _prompt_document(prompt: str | None, cwd: Path) -> Document:

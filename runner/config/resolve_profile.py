@@ -19,6 +19,7 @@ from runner.config.shape import demand, schema_of, split_key
 from runner.config.spec import ProfileSpec, ToolsSpec
 from runner.config.trust import is_inside
 from runner.config.values import parse_duration, parse_size
+from runner.errors import ConfigError
 from runner.permission import Mode, Trust
 from runner.providers.base import ModelSpec, Prices
 from runner.sandbox.base import SandboxLimits, SandboxSpec
@@ -53,12 +54,6 @@ DEFAULTS: Final[dict[str, Any]] = {
     "ModelSection.base_url": DEFAULT_BASE_URL,
 }
 """Defaults that no settings class has under the key's own name: section of the model and key → value."""
-
-_REFUSED_VARIABLES: Final = re.compile(
-    r"LD_.*|GIT_.*|BASH_ENV|ENV|PYTHONSTARTUP|NODE_OPTIONS|GITHUB_(ENV|PATH|OUTPUT|STEP_SUMMARY|STATE)"
-    r"|ACTIONS_RUNTIME_TOKEN|ACTIONS_ID_TOKEN_.*"
-)
-"""Variables that would change what a command runs, or hand out the runner's own rights."""
 
 
 def untrusted_reason(trigger: Trigger, inputs: Sequence[InputValue]) -> str | None:
@@ -340,11 +335,10 @@ def _sandbox(profile: Effective, environ: Mapping[str, str], untrusted: str | No
         profile.note((section, "network"), network, untrusted)
     allowed = tuple(profile.take(section, "env", "allow", default=[]))
     assigned = profile.take(section, "env", "set", default={}, convert=_without_null)
-    for key, names in (("allow", allowed), ("set", assigned)):
-        for name in names:
-            if _REFUSED_VARIABLES.fullmatch(name):
-                at: Location = (section, "env", key, allowed.index(name) if key == "allow" else name)
-                profile.problem(at, f"{name} changes what commands run, or holds the runner's rights: remove it")
+    for index, name in enumerate(allowed):
+        _check_variables(profile, (section, "env", "allow", index), SandboxSpec(env_allow=(name,)))
+    for name, text in assigned.items():
+        _check_variables(profile, (section, "env", "set", name), SandboxSpec(env_set={name: text}))
     key_env = profile.raw("model", "api_key_env")
     if key_env in allowed:
         profile.problem((section, "env", "allow", allowed.index(key_env)), "is the model's key: remove it")
@@ -361,6 +355,17 @@ def _sandbox(profile: Effective, environ: Mapping[str, str], untrusted: str | No
         unprotected_git=profile.take(section, "unprotected_git", default=DEFAULTS["Sandbox.unprotected_git"]),
         keep_dac=profile.take(section, "keep_dac", default=DEFAULTS["Sandbox.keep_dac"]),
     )
+
+
+def _check_variables(profile: Effective, location: Location, spec: SandboxSpec) -> None:
+    """Let the sandbox say whether a variable may be passed on, and point to where it stands."""
+    from runner.sandbox.environment import check_env_names
+
+    try:
+        check_env_names(spec)
+    except ConfigError as error:
+        for problem in error.problems:
+            profile.problem(location, f"{problem.partition(': ')[2]}: remove it")
 
 
 def _without_null(mapping: dict[str, Any]) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def _finish(section: str, node: JsonObject, kind: str) -> None:
         default = DEFAULTS.get(f"{section}.{key}", getattr(settings, key, None))
         free = key not in node.get("required", ()) and f"{section}.{key}" not in _DEPENDS
         if free and default != "" and isinstance(default, str | int | float):
-            inner["default"] = default
+            whole = isinstance(default, float) and default.is_integer()
+            inner["default"] = int(default) if whole else default
         _flatten(inner)
     for definition in [node, *node.get("properties", {}).values()]:
         _name_patterns(definition)

@@ -318,6 +318,9 @@ class Reader:
             return None
         # A link may lead out of the checkout or into it; either way the checkout decides what it holds.
         real = os.path.realpath(path)
+        if is_inside(real, shipped_directory()):
+            # What came with the running code is believed like the code, also from an environment inside the checkout.
+            return None
         holders = [top for top in self.tested if is_inside(path, top) or is_inside(real, top)]
         return max(holders, key=lambda top: len(top.parts), default=None)
 

@@ -43,13 +43,14 @@ def load(data: bytes) -> Document | None:
 
 
 @given(st.binary(max_size=200))
+@settings(deadline=None)
 def test_any_bytes_are_loaded_or_refused(data: bytes) -> None:
     """Never another exception."""
     load(data)
 
 
 @given(st.lists(SYNTAX, max_size=30).map("".join))
-@settings(max_examples=400)
+@settings(max_examples=200, deadline=None)
 def test_any_yaml_like_text_is_loaded_or_refused(text: str) -> None:
     """And what is loaded can be checked against every format, and be described."""
     document = load(text.encode())
@@ -68,6 +69,7 @@ def _written(value: Any) -> str:
 
 
 @given(st.dictionaries(PRINTABLE, st.lists(PRINTABLE) | PRINTABLE, max_size=5))
+@settings(deadline=None)
 def test_quoted_text_comes_back_unchanged(value: dict[str, Any]) -> None:
     """Written by PyYAML, read by ours."""
     document = parse_yaml(_written(value).encode(), source="f.yaml", directory="/")
@@ -76,6 +78,7 @@ def test_quoted_text_comes_back_unchanged(value: dict[str, Any]) -> None:
 
 
 @given(JSON.map(lambda value: {"key": value}))
+@settings(deadline=None)
 def test_json_is_read_as_itself(value: dict[str, Any]) -> None:
     """Wherever its text has only characters that YAML allows; a key given twice cannot occur."""
     text = json.dumps(value, ensure_ascii=False)
@@ -86,6 +89,7 @@ def test_json_is_read_as_itself(value: dict[str, Any]) -> None:
 
 
 @given(JSON.map(lambda value: {"key": value}))
+@settings(deadline=None)
 def test_every_location_has_a_mark(value: dict[str, Any]) -> None:
     """So every message has a place."""
     document = load(json.dumps(value).encode())
@@ -105,6 +109,7 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_
 
 
 @given(SCALARS | st.from_regex(r"\A[0-9]{1,12}(\.[0-9]{1,6})?[a-zA-Z]{0,2}\Z"))
+@settings(deadline=None)
 def test_durations_and_sizes_are_bounded_or_refused(value: Any) -> None:
     """Never infinite, negative, or a crash."""
     with contextlib.suppress(ValueError):

@@ -344,6 +344,20 @@ def test_configuration_of_the_checkout_runs_nothing(pull: Pull, git: Callable[..
     assert not mark.exists()
 
 
+def test_shipped_files_are_believed_from_an_environment_inside_the_checkout(
+    pull: Pull, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job often makes its virtual environment there."""
+    shipped = pull.repo / ".venv" / "configs"
+    (shipped / "profiles").mkdir(parents=True)
+    (shipped / "profiles" / "own.profile.yaml").write_text(PROFILE.format(3))
+    (shipped / "profiles" / "s.yaml").write_text("version: 1\nresponses: []\n")
+    (tmp_path / "t.task.yaml").write_text("version: 1\nprompt: x\nprofile: own\n")
+    monkeypatch.setattr("runner.config.trust.shipped_directory", lambda: shipped)
+
+    assert pull.load(task=tmp_path / "t.task.yaml", workspace=".").profile.limits.steps == 3
+
+
 def test_a_key_file_of_the_checkout_is_refused(pull: Pull, tmp_path: Path) -> None:
     """The pull request would choose which file is sent as a key."""
     (tmp_path / "p.profile.yaml").write_text(
