@@ -213,7 +213,8 @@ class Bubblewrap:
         if policy.network and policy.unix_sockets:
             missing.append("abstract_sockets")
         if os.geteuid() == 0:
-            missing.append("process_limit")
+            # The device nodes in /dev are the host's, and root owns them.
+            missing += ["process_limit", "device_metadata"]
         return tuple(missing)
 
     def not_enforced(self, policy: SandboxPolicy) -> tuple[str, ...]:
@@ -239,6 +240,8 @@ class Bubblewrap:
                 options += ["--cap-add", f"CAP_{name.upper()}"]
         options += ["--json-status-fd", str(status), "--seccomp", str(program)]
         options += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+        # The kernel's settings in /proc obey the user id alone: root could change them without any capability.
+        options += ["--remount-ro", "/proc"]
         options += _mounts(policy, plan)
         return [*options, "--chdir", cwd]
 
