@@ -169,6 +169,28 @@ def test_file_tools_and_shell_see_the_same_files(bench: Bench) -> None:
     assert bench.good("shell", command='cat "$TMPDIR/z"') == "from tool\n"
 
 
+def test_a_file_beside_a_protected_git_folder_can_be_written(bench: Bench) -> None:
+    """Where new files cannot be made beside it an old one still gets its new content, whole or not at all."""
+    (bench.root / ".git").mkdir()
+    (bench.root / ".git" / "config").write_text("kept\n")
+    top = bench.root / "setup.py"
+    top.write_text("version = 1\n")
+    top.chmod(0o750)
+
+    bench.good("edit_file", path="setup.py", edits=[{"old": "1", "new": "22"}])
+    assert top.read_text() == "version = 22\n"
+    bench.good("write_file", path="setup.py", content="v\n")
+
+    assert top.read_text() == "v\n"
+    assert top.stat().st_mode & 0o777 == 0o750
+    assert sorted(path.name for path in bench.root.iterdir()) == [".git", "setup.py", "src"]
+    if bench.mode is Mode.WORKSPACE_WRITE:
+        error, text = bench.bad("write_file", path=".git/config", content="x")
+        assert error is ErrorCode.SANDBOX_DENIED
+        assert "(mode workspace-write)" in text
+        assert (bench.root / ".git" / "config").read_text() == "kept\n"
+
+
 def test_paths_are_decided_on_resolved_and_used_as_decided(bench: Bench) -> None:
     """The policy sees where links lead; writes do not follow the last one."""
     (bench.root / "src" / "real").mkdir()
