@@ -88,6 +88,7 @@ _DIGITS = re.compile(r"[0-9]+(?=[<>])")
 _PLAIN = re.compile(r"[A-Za-z0-9_\-./:,=+@%^\]#!}\x80-\xff]+")
 _QUOTED = re.compile(r"[^\"`$\\]+")
 _ESCAPED = re.compile(r"((?:[^'\\]|\\.)*)('?)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|([0-7]{1,3})|(.))", re.DOTALL)
 _NAME = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|[0-9@*?$!#\-])")
 _BRACED = re.compile(r"\$\{(#?)(?:[A-Za-z_][A-Za-z0-9_]*|[0-9]+)\}")
 _ARITHMETIC = frozenset("0123456789+-*/% \t")
@@ -124,6 +125,14 @@ def lex(text: str, *, strict: bool = True) -> Frame:
     lexer = _Lexer(source, strict=strict, ascii_only=source is text)
     lexemes, end = lexer.lexemes(0, len(source), closer="", depth=0)
     return Frame(0, end, lexemes)
+
+
+def _unescape(match: re.Match[str]) -> str:
+    """What an escape of ``$'…'`` stands for; only the search for denies asks."""
+    if match[4]:
+        return {"n": "\n", "t": "\t", "r": "\r", "e": "\x1b"}.get(match[4], match[4])
+    code = int(match[3], 8) if match[3] else int(match[1] or match[2], 16)
+    return chr(code % 0x100)
 
 
 class _Word:
@@ -164,7 +173,7 @@ class _Lexer:
 
     def text(self, piece: str) -> str:
         """A piece of the source as it was before it was cut into bytes."""
-        return piece if self.ascii_only else piece.encode("latin-1").decode("utf-8", "surrogatepass")
+        return piece if self.ascii_only else piece.encode("latin-1").decode("utf-8", "replace")
 
     # --- between words ------------------------------------------------------------------------
 
@@ -341,7 +350,7 @@ class _Lexer:
                 if position >= end:
                     break
             character = source[position]
-            if character in " \t\n;&|()<>":
+            if character in " \t\n;&|()<>" or (position > start and self.continued(position, end)):
                 break
             if character == "'":
                 close = source.find("'", position + 1, end)
@@ -367,6 +376,10 @@ class _Lexer:
         lexeme = Lexeme(WORD, start, position, self.text(raw), self.token(word, position))
         lexeme.parts = word.parts
         return lexeme, position
+
+    def continued(self, position: int, end: int) -> bool:
+        """Whether a line is continued here, behind a word and before a blank."""
+        return self.source.startswith(("\\\n ", "\\\n\t"), position, end)
 
     def token(self, word: _Word, end: int) -> Token:
         """The finished word after quote removal."""
@@ -497,12 +510,7 @@ class _Lexer:
         inside = found[1]
         if not found[2] or "\\" in inside:
             self.bad("a `$'` string holds a backslash, or is not closed")
-            inside = (
-                inside.encode("latin-1")
-                .decode("unicode_escape", "replace")
-                .encode("latin-1", "replace")
-                .decode("latin-1")
-            )
+            inside = _ESCAPE.sub(_unescape, inside)
         word.pieces.append(inside)
         return found.end()
 

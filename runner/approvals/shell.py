@@ -158,8 +158,14 @@ class _Findings:
         bases = self.bases
         self.read_text(text, bases=bases, depth=depth)
         self.bases = bases
-        if env:
-            self.commands[first:] = [command._replace(env=(*env, *command.env)) for command in self.commands[first:]]
+        self.add_env(env, first, len(self.commands))
+
+    def add_env(self, names: Sequence[str], first: int, end: int) -> None:
+        """Note variables that some of the commands get from around them."""
+        if names:
+            self.commands[first:end] = [
+                command._replace(env=(*names, *command.env)) for command in self.commands[first:end]
+            ]
 
     # --- texts ----------------------------------------------------------------------------------
 
@@ -211,6 +217,7 @@ class _Reader:
         self.at = 0
         self.levels = [_Level(bases, len(findings.commands), scope=True)]
         self.words: list[Lexeme] = []
+        self.inside: dict[int, tuple[int, int]] = {}
         self.redirections: list[tuple[str, Lexeme]] = []
         self.here = False
         self.closed = False
@@ -318,7 +325,9 @@ class _Reader:
             raise Unanalysed(f"`{lexeme.raw}` stands where no word is expected")
         if not self.words and lexeme.raw in RESERVED and lexeme.raw != "time":
             raise Unanalysed(f"the reserved word `{lexeme.raw}` stands where a command is needed")
+        before = len(self.findings.commands)
         self.read_parts(lexeme)
+        self.inside[len(self.words)] = (before, len(self.findings.commands))
         self.words.append(lexeme)
         self.needed = False
         self.at += 1
@@ -528,6 +537,9 @@ class _Reader:
         if not argv:
             self.findings.assign(names)
             return
+        # What runs inside a later assignment already gets the earlier ones.
+        for number in range(1, len(names)):
+            self.findings.add_env(names[:number], *self.inside[number])
         self.findings.bases = bases
         expand(
             argv,
