@@ -21,7 +21,7 @@ class Call(Section):
     """Arguments, as the tool's schema wants them; they are not checked here, so that a script can be wrong."""
 
     id: Text | None = None
-    """Id of the call. Absent: `call_<n>_<i>`, response and call counted from 1."""
+    """Id of the call. Absent: `call_<n>_<i>`, responses counted from 1 and calls from 0."""
 
 
 class ScriptedUsage(Section):
