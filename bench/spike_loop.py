@@ -128,6 +128,7 @@ def sync_steps(client: Any, url: str, log: Path, steps: int) -> None:
         for call in answer.calls:
             done = subprocess.run(
                 ["sh", "-c", json.loads(call["arguments"])["command"]],
+                cwd=log.parent,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -200,6 +201,7 @@ async def async_steps(client: Any, url: str, log: Path, steps: int) -> None:
                 "sh",
                 "-c",
                 json.loads(call["arguments"])["command"],
+                cwd=log.parent,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
