@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from runner.errors import ConfigError
@@ -75,7 +74,6 @@ class Problem(NamedTuple):
         return f"{self.mark}: {self.text}"
 
 
-@dataclass(slots=True)
 class Document:
     """A loaded file: its value, and a mark for every value and key in it.
 
@@ -89,13 +87,25 @@ class Document:
         prefix: Where this lies in the file, when it is a part of one.
     """
 
-    source: str
-    value: Any
-    marks: dict[Location, Mark] = field(default_factory=dict)
-    keys: dict[Location, Mark] = field(default_factory=dict)
-    texts: dict[Location, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-    prefix: Location = ()
+    __slots__ = ("keys", "marks", "prefix", "problems", "source", "texts", "value")
+
+    def __init__(
+        self,
+        source: str,
+        value: Any,
+        marks: dict[Location, Mark] | None = None,
+        keys: dict[Location, Mark] | None = None,
+        texts: dict[Location, str] | None = None,
+        *,
+        prefix: Location = (),
+    ) -> None:
+        self.source = source
+        self.value = value
+        self.marks = {} if marks is None else marks
+        self.keys = {} if keys is None else keys
+        self.texts = {} if texts is None else texts
+        self.problems: list[Problem] = []
+        self.prefix = prefix
 
     def mark(self, location: Location) -> Mark:
         """The mark of the value at ``location``, else of what holds it."""
@@ -242,7 +252,16 @@ def parse_value(text: str, *, source: str, directory: str) -> Any:
     return document.value
 
 
-_UNPRINTABLE: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+# One pattern of all that YAML allows takes 5 ms to compile; these are few.
+_CONTROLS: Final = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
+_NONCHARACTERS: Final = "\ufeff\ufffe\uffff"
+
+
+def _first_unprintable(text: str) -> int | None:
+    """Index of the first character that YAML does not allow in a file."""
+    control = _CONTROLS.search(text)
+    found = [text.index(each) for each in _NONCHARACTERS if each in text]
+    return min([*found, control.start()] if control else found, default=None)
 
 
 def _decode(data: bytes, source: str, directory: str) -> str:
@@ -254,11 +273,11 @@ def _decode(data: bytes, source: str, directory: str) -> str:
         before = data[: error.start].decode()
         text, what = before, f"byte 0x{data[error.start]:02x} is not UTF-8: save the file as UTF-8"
     else:
-        match = _UNPRINTABLE.search(text)
-        if match is None:
+        at = _first_unprintable(text)
+        if at is None:
             return text
-        before = text[: match.start()]
-        name = "a NUL byte" if match[0] == "\0" else f"the control character U+{ord(match[0]):04X}"
+        before = text[:at]
+        name = "a NUL byte" if text[at] == "\0" else f"the character U+{ord(text[at]):04X}"
         what = f"{name} is not allowed: remove it, or write an escape in double quotes"
     line = before.count("\n") + 1
     column = len(before) - (before.rfind("\n") + 1) + 1
@@ -322,17 +341,19 @@ def _scalar(text: str, tag: str | None, *, plain: bool) -> Any:
     return float(value) if tag.endswith(":float") else value
 
 
-@dataclass(slots=True)
 class _Frame:
     """An open list or mapping. ``weight`` is what it holds, written out; ``height`` its nesting."""
 
-    container: dict[str, Any] | list[Any]
-    location: Location
-    anchor: str | None
-    key: str | None = None
-    discard: bool = False
-    weight: int = 1
-    height: int = 1
+    __slots__ = ("anchor", "container", "discard", "height", "key", "location", "weight")
+
+    def __init__(self, container: dict[str, Any] | list[Any], location: Location, anchor: str | None) -> None:
+        self.container = container
+        self.location = location
+        self.anchor = anchor
+        self.key: str | None = None
+        self.discard = False
+        self.weight = 1
+        self.height = 1
 
 
 class _Composer:

@@ -39,8 +39,7 @@ _OPEN_TO_ALL: Final = ("issue", "comment", "review", "discussion")
 _REVISION: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True)
-class Trigger:
+class Trigger(NamedTuple):
     """Who started the run.
 
     Attributes:

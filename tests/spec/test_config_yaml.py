@@ -120,7 +120,8 @@ def test_an_alias_stands_for_its_value() -> None:
         ("text", "f.yaml:1:1: a mapping is needed, this is the text 'text'"),
         (b"a: 1\nb: \xff\n", "f.yaml:2:4: byte 0xff is not UTF-8"),
         (b"a: x\0", "f.yaml:1:5: a NUL byte is not allowed"),
-        (b"a: \x1b[31m", "f.yaml:1:4: the control character U+001B is not allowed"),
+        (b"a: \x1b[31m", "f.yaml:1:4: the character U+001B is not allowed"),
+        ("a: b\ufeff", "f.yaml:1:5: the character U+FEFF is not allowed"),
         ("a: 1".encode("utf-16"), "f.yaml:1:1: byte 0xff is not UTF-8"),
     ],
 )
