@@ -174,9 +174,9 @@ def test_a_directory_without_git_has_a_patch(tmp_path: Path) -> None:
 
 
 def test_a_large_binary_file_is_carried(repo: Path, tmp_path: Path) -> None:
-    """Ten megabytes of noise."""
+    """Two megabytes of noise."""
     workspace = prepare_workspace(str(repo), state=tmp_path / "state")
-    (repo / "large").write_bytes(os.urandom(10_000_000))
+    (repo / "large").write_bytes(os.urandom(2_000_000))
     info = make_patch(workspace.snapshot, tmp_path / "changes.patch")
 
     assert info is not None
