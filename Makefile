@@ -52,6 +52,7 @@ format: $(VENV)/.installed-dev ## Format the code and sort imports
 
 schema: $(VENV)/.installed-dev ## Check that configs/schema is what the code says (WRITE=1 writes it)
 	$(BIN)/python -m runner.config.schema $(if $(WRITE),--write,--check)
+	$(BIN)/python -m runner.artifacts.schema $(if $(WRITE),--write,--check)
 
 docs: $(VENV)/.installed-dev ## Check that docs/reference is what the code says (WRITE=1 writes it)
 	$(BIN)/python -m runner.reference $(if $(WRITE),--write,--check)

@@ -116,6 +116,14 @@ def commands_page() -> str:
     return _page("Commands", *parts)
 
 
+def artifacts_page() -> str:
+    """The page of the artifacts directory, with the fields of ``result.json`` and ``usage.json``."""
+    from runner.artifacts.schema import reference_parts
+
+    parts = [part if isinstance(part, str) else _table(*part) for part in reference_parts()]
+    return _page("Artifacts", *parts)
+
+
 def format_page(name: str) -> str:
     """The page of one YAML format, from its JSON Schema.
 
@@ -138,6 +146,7 @@ def format_page(name: str) -> str:
 def pages() -> dict[str, str]:
     """File name in ``docs/reference`` → its whole text."""
     builders: dict[str, Callable[[], str]] = {
+        "artifacts.md": artifacts_page,
         "commands.md": commands_page,
         "errors.md": errors_page,
         "events.md": events_page,
