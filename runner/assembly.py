@@ -161,10 +161,8 @@ def build_agent(
     pipeline = Pipeline(
         registry=registry,
         mode=profile.mode,
-        decide=resolver.decide,
-        policy_digest=spec.policy_digest,
+        resolve=resolver.resolve,
         emit=log.append,
-        new_id=new_id,
         finalizer=spill,
         clock=clock,
         timeout=call_timeout,

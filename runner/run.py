@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import __version__, diagnostics
-from runner.errors import SIGNAL_EXIT_CODES, InternalError, RunnerError, SandboxError, StorageError
+from runner.errors import SIGNAL_EXIT_CODES, ErrorCode, InternalError, RunnerError, SandboxError, StorageError
 from runner.outcome import cancelled_by, cause_of, exit_status
 from runner.permission import Mode
 from runner.redaction import Redactor
@@ -191,12 +191,13 @@ class _Collected:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
-        if isinstance(error, RunnerError):
+        if isinstance(error, Exception):
+            if not isinstance(error, RunnerError) or error.code is ErrorCode.INTERNAL:
+                # Our bug. It is said as such, and the artifacts are complete nevertheless.
+                diagnostics.emit("error", "internal error", error=repr(error), where=_where(error))
+            if not isinstance(error, RunnerError):
+                error = InternalError(f"{type(error).__name__}: {error}")
             self._causes.append(cause_of(error))
-        elif isinstance(error, Exception):
-            # Our bug. It is said as such, and the artifacts are complete nevertheless.
-            diagnostics.emit("error", "internal error", error=repr(error), where=_where(error))
-            self._causes.append(cause_of(InternalError(f"{type(error).__name__}: {error}")))
         return error is None or isinstance(error, Exception)
 
 
@@ -368,7 +369,8 @@ def _write_patch(run: _Run, store: ArtifactStore) -> PatchInfo | None:
     """Write ``changes.patch``, confined when an agent may have written to the tree."""
     from runner.artifacts.patch import PATCH_NAME, make_patch
     from runner.cancellation import Cancellation
-    from runner.workspace import confined_git, plain_git
+    from runner.workspace import plain_git
+    from runner.workspace.confined import confined_git
 
     cancelled = run.cancellation.reason in SIGNAL_EXIT_CODES
     ending = Cancellation()  # a fresh one: a cancelled run still gets its patch

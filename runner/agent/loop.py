@@ -365,19 +365,20 @@ class Loop:
         """The header with ``maxTokens`` lowered to what window and budget leave, None if too little."""
         occupancy = self.occupancy()
         room = self._window - occupancy
-        if room < self._min_output:
+        least = min(self._min_output, self._max_output)
+        if room < least:
             return None
         tokens_left = self._budget.room("tokens")
         if tokens_left is not None:
-            self._budget.require("tokens", occupancy + self._min_output)
+            self._budget.require("tokens", occupancy + least)
             room = min(room, int(tokens_left) - occupancy)
-        cost = self._cost_of({"inputTokens": occupancy, "outputTokens": self._min_output})
+        cost = self._cost_of({"inputTokens": occupancy, "outputTokens": least})
         if cost is not None:
             self._budget.require("cost", cost)
             room = min(room, self._affordable_output(occupancy))
         allowed = self._max_output
         if room < allowed:
-            allowed = max(min(self._min_output, self._max_output), room // _TOKEN_STEP * _TOKEN_STEP)
+            allowed = max(least, room // _TOKEN_STEP * _TOKEN_STEP)
         if self._header is not None and self._header["config"]["maxTokens"] == allowed:
             return self._header
         return self._build_header(allowed)
