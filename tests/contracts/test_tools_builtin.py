@@ -16,7 +16,7 @@ from runner.approvals.policy import Policy, Rule
 from runner.approvals.resolver import Resolver
 from runner.cancellation import Cancellation
 from runner.compaction.spill import Spill, SpillStore
-from runner.errors import ErrorCode
+from runner.errors import ErrorCode, StorageError
 from runner.messages import text_of
 from runner.permission import Mode, Trust
 from runner.redaction import Redactor
@@ -458,6 +458,17 @@ def test_a_command_that_makes_no_sense_is_refused(tmp_path: Path, arguments: dic
     assert error is ErrorCode.INVALID_ARGS
     assert says in text
     assert bench.events == []
+
+
+def test_output_that_could_not_be_kept_ends_the_run(tmp_path: Path) -> None:
+    """A missing place for long output is a failure of the storage, not of the command."""
+    root = Path(os.path.realpath(tmp_path))
+    bench = Bench("none", root)
+    (root / "overflow").write_text("a file where the folder should be")
+
+    with pytest.raises(StorageError):
+        bench.run("shell", command="true")
+    bench.close()
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "landlock"])

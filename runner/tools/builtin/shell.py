@@ -15,7 +15,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from runner.approvals.policy import CallFacts
-from runner.errors import ErrorCode, RunnerError
+from runner.errors import ErrorCode, RunnerError, StorageError
 from runner.permission import Mode
 from runner.sandbox.base import BARE
 from runner.tools.base import ToolOutcome
@@ -111,13 +111,14 @@ class Shell:
 
         Raises:
             SandboxError: The sandbox could not start it.
+            StorageError: Output that is too long to be held cannot be kept.
         """
         command = [*BASH, invocation.arguments["command"]]
         self._started += 1
         if invocation.arguments.get("background", False):
             return self._start(command, invocation)
         asked = invocation.arguments.get("timeout", invocation.timeout)
-        os.makedirs(self._overflow, mode=0o700, exist_ok=True)  # noqa: PTH103  # pathlib is not loaded for one call
+        self._make_overflow()
         result = self._executor.run(
             command,
             mode=invocation.mode,
@@ -127,6 +128,15 @@ class Shell:
             overflow=f"{self._overflow}/{file_stem(invocation.call_id)}-{self._started}.out",
         )
         return self._outcome(result, invocation, min(asked, invocation.timeout))
+
+    def _make_overflow(self) -> None:
+        try:
+            os.makedirs(self._overflow, mode=0o700, exist_ok=True)  # noqa: PTH103  # pathlib is not loaded for one call
+        except OSError as error:
+            raise StorageError(
+                f"the folder for long output {self._overflow} cannot be made: {error.strerror}",
+                hint="free space there, or make it writable",
+            ) from error
 
     def _start(self, command: list[str], invocation: Invocation) -> ToolOutcome:
         name = f"{file_stem(invocation.call_id)}-{self._started}"
