@@ -72,7 +72,7 @@ _INTERPRETERS = SHELLS | {
     "xargs",
 }  # fmt: skip
 
-_OPAQUE = _INTERPRETERS | {
+_OPAQUE = (_INTERPRETERS - {"xargs"}) | {
     "ansible-playbook", "ant", "awk", "babel", "bazel", "bundle", "cabal", "cargo", "cmake", "composer", "coverage",
     "ctest", "deno", "docker", "dotnet", "eslint", "flake8", "git-lfs", "go", "gradle", "gradlew", "hatch",
     "invoke", "jest", "just", "mawk", "meson", "mix", "mkdocs", "mocha", "mvn", "mypy", "ninja", "nox", "npm",

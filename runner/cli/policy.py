@@ -103,6 +103,9 @@ def _about(rule: Rule) -> list[str]:
     return about
 
 
+_ESCALATED = {"allow": "only calls that ask for", "deny": "calls without escalation and those that ask for"}
+
+
 def _text(report: JsonObject) -> str:
     lines = [f"{report['policy']}: {len(report['rules'])} rules, digest {report['digest']}", ""]
     for rule in report["rules"]:
@@ -110,7 +113,7 @@ def _text(report: JsonObject) -> str:
         remarks = [
             f"in {rule['mode']}" if rule["mode"] else "",
             f"{', '.join(rule['trust'])} only" if rule["trust"] else "",
-            f"asking for {', '.join(rule['escalate'])}" if rule["escalate"] else "",
+            f"{_ESCALATED[rule['decision']]} {', '.join(rule['escalate'])}" if rule["escalate"] else "",
             "opaque" if rule["opaque"] else "",
             f"never decides, {rule['unreachableBehind']} is in its way" if rule["unreachableBehind"] else "",
             "{match}+{noMatch} self-tests".format(**rule["examples"]),
