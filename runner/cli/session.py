@@ -57,7 +57,7 @@ def stats(session: str, *, as_json: bool) -> None:
     from runner.session.store import open_session
 
     source = open_session(session)
-    usage = {**derive_usage(_own_events(source)), "sessionId": source.header["id"]}
+    usage = derive_usage(source.events(), header=source.header)
     if as_json:
         _print_json(usage)
     else:
@@ -132,12 +132,6 @@ def _dialects() -> Mapping[str, BodyDialect]:
     from runner.providers.registry import dialects
 
     return dialects()
-
-
-def _own_events(source: SessionSource) -> Iterator[Any]:
-    """The events of the session itself, without those a fork took over from its parent."""
-    seed = source.header.get("seedLength", 0)
-    return (event for event in source.events() if event.seq >= seed)
 
 
 def _json_document(source: SessionSource) -> Iterator[str]:
