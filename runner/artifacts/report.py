@@ -140,7 +140,9 @@ def _why(outcome: Outcome) -> list[str]:
 def _asked(facts: Facts) -> list[str]:
     if not facts.prompt:
         return []
-    more = [f"{facts.prompts - 1} further prompts followed."] if facts.prompts > 1 else []
+    more = []
+    if facts.prompts > 1:
+        more = ["1 more prompt followed." if facts.prompts == 2 else f"{facts.prompts - 1} more prompts followed."]
     return ["## What was asked", code_block(facts.prompt), *more]
 
 
@@ -154,9 +156,9 @@ def _changes(facts: Facts, patch: PatchInfo | None) -> list[str]:
     parts = ["## Changes"]
     written = facts.artifacts.get("changes.patch")
     if patch is not None:
-        parts.append(
-            f"{patch.files} files, {patch.insertions} lines added, {patch.deletions} removed, in `changes.patch`."
-        )
+        files = "1 file" if patch.files == 1 else f"{patch.files} files"
+        lines = "1 line" if patch.insertions == 1 else f"{patch.insertions} lines"
+        parts.append(f"{files}, {lines} added, {patch.deletions} removed, in `changes.patch`.")
         parts.append(_listing(patch.paths, patch.files))
     elif written is not None and written.bytes:
         parts.append(f"`changes.patch` has {written.bytes} bytes.")

@@ -315,17 +315,15 @@ class UsageFold:
         if not isinstance(model, dict):
             return
         prices = model.get("prices")
-        known = {
-            name: float(price)
-            for name, price in (prices.items() if isinstance(prices, dict) else ())
-            if isinstance(price, (int, float))
-        }
+        prices = prices if isinstance(prices, dict) else {}
+        known = {name: float(price) for name, price in prices.items() if isinstance(price, (int, float))}
         if known:
             prices_known = Prices(
                 input=known.get("input"),
                 cache_read=known.get("cache_read"),
                 cache_write=known.get("cache_write"),
                 output=known.get("output"),
+                currency=str(prices.get("currency") or "USD"),
             )
             self._configured = (model.get("model"), prices_known)
 
@@ -465,7 +463,7 @@ class UsageFold:
         total = {name: _total(rows, name) for name in BUCKETS}
         peaks = [occupancy for row in rows if (occupancy := row.occupancy()) is not None]
         attempts = {id(row): row.attempts if self._sent or row.is_empty() else 1 + row.retries for row in rows}
-        currency = self._given.currency if self._given else "USD"
+        declared = self._given or (self._configured[1] if self._configured else None)
         values = {
             "schemaVersion": SCHEMA_VERSION,
             "sessionId": self._session_id,
@@ -474,7 +472,7 @@ class UsageFold:
             "requests": self._sent or sum(attempts.values()),
             "usage": {**total, "cacheHitRate": cache_hit_rate(total)},
             "costUsd": _total_cost(rows, costs),
-            "currency": currency,
+            "currency": declared.currency if declared else "USD",
             "estimated": any(row.counted().get("estimated") is True for row in rows),
             "context": {"window": self._window, "next": self._context.next(), "peak": max(peaks, default=None)},
             "perStep": [

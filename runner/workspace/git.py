@@ -138,10 +138,15 @@ def plain_git(
     ``output`` is stdout alone on success, stdout and stderr on failure.
     """
     started = time.monotonic()
-    done = subprocess.run(argv, env=environment, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    output = done.stdout if done.returncode == 0 else done.stdout + done.stderr
+    try:
+        done = subprocess.run(
+            argv, env=environment, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+        code, output = done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
+    except OSError as error:  # no process can be made, or the directory is gone
+        code, output = 127, f"{argv[0]} cannot be started: {error.strerror}".encode()
     return ProcessResult(
-        exit_code=done.returncode,
+        exit_code=code,
         signal=None,
         timed_out=False,
         cancelled=False,
