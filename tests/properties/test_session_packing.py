@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.session import codec
@@ -46,6 +46,7 @@ def held(stream: list[tuple[dict[str, Any], int, int]]) -> list[HeldChunk]:
     return chunks
 
 
+@settings(deadline=None)
 @given(streams)
 def test_unpacking_gives_back_every_chunk(stream: list[tuple[dict[str, Any], int, int]]) -> None:
     """Through bytes and back: the same seqs, times, steps and chunks, and no run of three left unpacked."""
@@ -61,6 +62,7 @@ def test_unpacking_gives_back_every_chunk(stream: list[tuple[dict[str, Any], int
     assert [event.record() for event in events] == [chunk.event().record() for chunk in chunks]
 
 
+@settings(deadline=None)
 @given(streams)
 def test_packing_again_changes_nothing(stream: list[tuple[dict[str, Any], int, int]]) -> None:
     """A row expands and packs to the same bytes."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.providers.scripted import ScriptedDialect
@@ -46,6 +46,7 @@ def histories(draw: st.DrawFn) -> list[ev.Event]:
     return events
 
 
+@settings(deadline=None)
 @given(histories())
 def test_the_projection_equals_the_whole_fold_after_every_event(events: list[ev.Event]) -> None:
     """Messages, nodes and generation, event by event."""
@@ -65,6 +66,7 @@ def test_the_projection_equals_the_whole_fold_after_every_event(events: list[ev.
             assert projection.messages == before
 
 
+@settings(deadline=None)
 @given(histories())
 def test_without_a_replace_each_body_begins_with_the_one_before(events: list[ev.Event]) -> None:
     """Body N without its closing brackets is a byte prefix of body N+1."""
