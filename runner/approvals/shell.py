@@ -103,10 +103,11 @@ class _Level:
         bases: Possible directories now.
         chained: The ``&&`` chain of a leading ``cd`` is still going on.
         first: Number of commands found when it was opened.
-        fed: From which command on a here-document is read, None for none.
+        fed: From which command on the pipeline reads a here-document, None for none.
+        feeds: Whether something in it reads one.
     """
 
-    __slots__ = ("bases", "chained", "fed", "first", "outside", "scope")
+    __slots__ = ("bases", "chained", "fed", "feeds", "first", "outside", "scope")
 
     def __init__(self, bases: tuple[str, ...], count: int, *, scope: bool) -> None:
         self.scope = scope
@@ -115,6 +116,7 @@ class _Level:
         self.chained = False
         self.first = count
         self.fed: int | None = None
+        self.feeds = False
 
 
 class _Findings:
@@ -256,13 +258,12 @@ class _Reader:
 
     def close(self) -> None:
         """Leave a group or subshell; what fed a here-document to it feeds what follows."""
-        fed = self.levels[-1].fed
         self.end_pipeline()
         level = self.levels.pop()
         if not self.levels:
             raise Unanalysed("it closes what it did not open")
-        if self.levels[-1].fed is None:
-            self.levels[-1].fed = fed
+        if level.feeds:
+            self.feed(len(self.findings.commands))
         self.closed = True
         self.closed_from = level.first
 
@@ -515,7 +516,7 @@ class _Reader:
             self.words = []
             self.note(words, level.bases, leading=leading)
         if self.here:
-            level.fed = first if level.fed is None else min(first, level.fed)
+            self.feed(first)
         for operator, target in redirections:
             if operator:
                 self.findings.redirect(operator, target, level.bases)
@@ -524,6 +525,12 @@ class _Reader:
         if leading:
             self.follow(words[1])
         self.here = self.closed = False
+
+    def feed(self, first: int) -> None:
+        """A here-document reaches the commands of this pipeline from the command ``first`` on."""
+        level = self.levels[-1]
+        level.feeds = True
+        level.fed = first if level.fed is None else min(first, level.fed)
 
     def note(self, words: list[Lexeme], bases: tuple[str, ...], *, leading: bool) -> None:
         """Note the assignments and the command of one run of words."""
