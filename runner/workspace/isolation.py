@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, StorageError
 from runner.workspace.git import find_repository, git, output_text, refuse_credentials
-from runner.workspace.snapshot import EMPTY_TREES, Base, Snapshot, object_format_of, private_config, take_snapshot
+from runner.workspace.snapshot import (
+    EMPTY_TREES,
+    Base,
+    Snapshot,
+    object_format_of,
+    private_config,
+    quoted_path,
+    take_snapshot,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -332,7 +340,7 @@ def _write_small_git(repository: Repository, commit: str | None, target: Path, *
     for name in ("objects/info", "refs", "info"):
         (directory / name).mkdir(parents=True)
     (directory / "config").write_text(private_config(repository), encoding="utf-8")
-    (directory / "objects/info/alternates").write_bytes(os.fsencode(f"{common}/objects\n"))
+    (directory / "objects/info/alternates").write_bytes(os.fsencode(quoted_path(f"{common}/objects") + "\n"))
     head = Path(repository.git_dir, "HEAD")
     if detached:
         (directory / "HEAD").write_text(f"{commit}\n", encoding="utf-8")

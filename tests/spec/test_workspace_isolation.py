@@ -292,6 +292,22 @@ def test_pruning_a_directory_without_git_does_nothing(tmp_path: Path) -> None:
     assert prune_worktrees(str(tmp_path)) == []
 
 
+@pytest.mark.parametrize("isolation", ["in-place", "copy", "worktree"])
+@pytest.mark.parametrize("name", ["with space", "-dash", 'quo"te', "new\nline", "back\\slash", os.fsdecode(b"caf\xe9")])
+def test_strange_names_of_the_workspace_itself_work(repo: Path, tmp_path: Path, isolation: str, name: str) -> None:
+    """Repository and state directory alike."""
+    moved, state = tmp_path / name, tmp_path / f"state {name}"
+    repo.rename(moved)
+    with prepare_workspace(str(moved), state=state, isolation=isolation) as workspace:
+        inside = Path(workspace.path)
+        (inside / "made").write_text("x\n")
+        patch = make_patch(workspace.snapshot, tmp_path / "changes.patch")
+
+        assert patch is not None
+        assert patch.paths == ("made",)
+        assert git(inside, "log", "--format=%s") == "second\nfirst"
+
+
 def test_a_submodule_is_an_empty_folder_in_a_copy(repo: Path, tmp_path: Path) -> None:
     """As in a fresh worktree."""
     inner = tmp_path / "inner"
