@@ -34,7 +34,7 @@ class Installed:
         return subprocess.run(
             [self.venv / "bin" / command[0], *command[1:]],
             cwd=self.elsewhere,
-            env={"PATH": f"{self.venv / 'bin'}{os.pathsep}/usr/bin:/bin", "HOME": str(self.elsewhere)},
+            env={"PATH": f"{self.venv / 'bin'}{os.pathsep}/usr/bin:/bin", "HOME": str(self.venv.parent / "home")},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
