@@ -261,7 +261,8 @@ def _widens(name: str, new: Any, old: Any, tools: Sequence[str]) -> bool:
     if name == "parallel":
         default = ToolsSpec().parallel
         return isinstance(new, int | None) and (default if new is None else new) > (default if old is None else old)
-    if not isinstance(new, list | None):
+    if not isinstance(new, list | None) or not all(isinstance(each, str) for each in new or ()):
+        # A value of the wrong kind is reported when the whole profile is checked.
         return False
     if name == "allow":
         bound = tools if old is None else old

@@ -15,7 +15,6 @@ _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FACTORS: Final = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 _MAX_SECONDS: Final = 10 * 365 * 86_400
 _MAX_SIZE: Final = 10**15
-_MAX_LENGTH: Final = 24
 
 
 def parse_duration(value: Any, *, zero: bool = False) -> float:
@@ -30,7 +29,7 @@ def parse_duration(value: Any, *, zero: bool = False) -> float:
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         seconds = _as_float(value)
-    elif isinstance(value, str) and len(value) <= _MAX_LENGTH and re.fullmatch(DURATION_PATTERN, value):
+    elif isinstance(value, str) and re.fullmatch(DURATION_PATTERN, value):
         number = value.rstrip("msh")
         seconds = float(number) * _SECONDS[value[len(number) :]]
     else:
@@ -50,7 +49,7 @@ def parse_size(value: Any) -> int:
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         size = _as_float(value)
-    elif isinstance(value, str) and len(value) <= _MAX_LENGTH and re.fullmatch(SIZE_PATTERN, value):
+    elif isinstance(value, str) and re.fullmatch(SIZE_PATTERN, value):
         number = value.rstrip("kKmMgG")
         size = float(number) * _FACTORS[value[len(number) :].lower()]
     else:

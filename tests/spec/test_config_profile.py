@@ -107,7 +107,7 @@ retry: {attempts: 0, seconds: 0}
 artifacts: {visibility: private}
 overridable: [model, limits.steps]
 """,
-        environ={"KEY": "k", "HOME": "/home/someone"},
+        environ={"KEY": "k", "HOME": "/home/user"},
     ).profile
 
     assert profile.name == "p"
@@ -118,7 +118,7 @@ overridable: [model, limits.steps]
     assert profile.sandbox.require == ("git_protect", "pid_isolation")
     assert (profile.sandbox.network, profile.sandbox.unix_sockets) == (True, True)
     assert profile.sandbox.writable == (str(folder / "cache"),)
-    assert profile.sandbox.hidden == ("/home/someone/.secret", str(folder / "secret"))
+    assert profile.sandbox.hidden == ("/home/user/.secret", str(folder / "secret"))
     assert (profile.sandbox.env_allow, dict(profile.sandbox.env_set)) == (("LANG",), {"A": "b"})
     assert (profile.sandbox.limits.memory, profile.sandbox.limits.file_size) == (2_000_000_000, 100_000_000)
     assert (profile.tools.allow, profile.tools.deny, profile.tools.parallel) == (("shell", "read_file"), ("shell",), 2)
