@@ -28,10 +28,12 @@ class _Settings:
     logger: Any = None
 
 
-def configure(*, log_format: str = "text", level: str = "warning") -> None:
-    """Choose the format (``text`` or ``json``) and the lowest level that is written."""
-    _Settings.format = log_format
-    _Settings.level = LEVELS[level]
+def configure(*, log_format: str | None = None, level: str | None = None) -> None:
+    """Choose the format (``text`` or ``json``) and the lowest level that is written; None changes nothing."""
+    if log_format is not None:
+        _Settings.format = log_format
+    if level is not None:
+        _Settings.level = LEVELS[level]
     _Settings.logger = None
 
 

@@ -172,10 +172,14 @@ def _run_in_log(run: _Run, provider: Provider) -> FinishedRun:
     if run.options.observe is not None:
         stream = run.options.observe(run.session_id, run.workspace.path)
         run.log.observers.append(stream.observe)
+    diagnostics.info("run started", artifacts=str(run.directory), workspace=run.workspace.path)
     try:
         with _Collected(run.causes):
             _work(run, provider)
-        return _finish(run)
+        diagnostics.bind(turn=None, step=None)
+        finished = _finish(run)
+        diagnostics.info("run ended", code=finished.result["code"], exit_code=finished.exit_code)
+        return finished
     finally:
         if run.executor is not None:
             run.executor.close()

@@ -253,6 +253,12 @@ def read_log(path: Path) -> list[JsonObject]:
     return [json.loads(line) for line in decoded.decode("utf-8").splitlines()]
 
 
+@pytest.fixture
+def session_log_reader() -> Callable[[Path], list[JsonObject]]:
+    """A function that decodes a session log with nothing of the product."""
+    return read_log
+
+
 @dataclass
 class Running:
     """A started ``nightshift`` process."""

@@ -154,6 +154,14 @@ class Loop:
             self.projection.apply(event)
             if isinstance(event, ev.ToolResult) and event.error and event.error.get("code") in _REFUSED_AUTHORITY:
                 self._denied = True
+        if isinstance(event, ev.ToolResult):
+            meta = event.meta or {}
+            diagnostics.debug(
+                "tool result",
+                callId=event.message["source"].get("callId"),
+                error=(event.error or {}).get("code"),
+                ms=meta.get("durationMs"),
+            )
         for hook in self._hooks:
             try:
                 hook.observe(event)
@@ -476,6 +484,7 @@ class Loop:
                     sha256=body.sha256,
                 )
             )
+            diagnostics.debug("request sent", purpose=purpose, attempt=attempt, bytes=len(body.data))
             try:
                 return self._read_stream(purpose, body)
             except ProviderError as error:

@@ -135,8 +135,19 @@ def run_cli(arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _open_standard_streams() -> None:
+    """Make descriptors 0 to 2 exist, so that no file of ours is taken for one of them."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free one, which is this one
+
+
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
+        if stream is None:
+            continue  # it was closed when the process began
         try:
             stream.flush()
         except (OSError, ValueError):
@@ -146,6 +157,7 @@ def _flush() -> None:
 
 def main() -> NoReturn:
     """Entry point of the installed command."""
+    _open_standard_streams()
     try:
         code = run_cli(sys.argv[1:])
     except Exception as error:  # noqa: BLE001  # the last resort: our bug, said as such
