@@ -247,10 +247,10 @@ class Retry(Section):
     """How often a failed model request is tried again."""
 
     attempts: Annotated[int, Field(ge=0, le=100)] | None = None
-    """Further attempts for one request."""
+    """Attempts for one request in all, the first included."""
 
     seconds: Delay | None = None
-    """Time that one request's further attempts may take in all."""
+    """Time that the attempts for one request may take in all."""
 
 
 class Artifacts(Section):

@@ -50,7 +50,7 @@ def test_any_bytes_are_loaded_or_refused(data: bytes) -> None:
 
 
 @given(st.lists(SYNTAX, max_size=30).map("".join))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_yaml_like_text_is_loaded_or_refused(text: str) -> None:
     """And what is loaded can be checked against every format, and be described."""
     document = load(text.encode())

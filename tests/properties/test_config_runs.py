@@ -98,7 +98,7 @@ def changed(draw: st.DrawFn, value: dict[str, Any]) -> dict[str, Any]:
     trust=st.sampled_from([None] * 8 + ["untrusted", "trusted"]),
     home=st.sampled_from(["/home/x"] * 4 + [None, "", "/"]),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_run_is_loaded_or_refused(
     tmp_path: Path,
     task: dict[str, Any],

@@ -57,7 +57,7 @@ def documents(draw: st.DrawFn, kind: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", MODELS)
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_what_fits_the_schema_is_valid_for_the_model(kind: str, data: st.DataObject) -> None:
     """And the other way round, but for durations and sizes out of range, which ``resolve`` refuses, and policies."""
     from pydantic import ValidationError
