@@ -23,7 +23,7 @@ CALL: dict[str, Any] = {"text": "I look.", "calls": [{"tool": "shell", "args": {
 def test_text_output_is_the_final_message_alone(
     run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
 ) -> None:
-    """stdout carries the answer; outcome, cost line and the report's place are on stderr."""
+    """On stdout is the answer; outcome, cost line and the report's place are on stderr."""
     finished = run_nightshift("run", scripted_task([CALL, DONE]), "--workspace", make_repo())
 
     assert finished.stdout == "All done here.\n"
@@ -103,8 +103,10 @@ def test_closed_streams_do_not_stop_a_run(
     redirections = " ".join(f"{descriptor}>&-" for descriptor in closed.split())
 
     done = subprocess.run(
-        ["/bin/sh", "-c", f'exec "$@" {redirections}', "sh", command, "run", task, "--workspace", workspace]
-        + ["--artifacts", artifacts],
+        [
+            *("/bin/sh", "-c", f'exec "$@" {redirections}', "sh", command, "run", task),
+            *("--workspace", workspace, "--artifacts", artifacts),
+        ],
         env=run_nightshift.environment(),
         cwd=tmp_path,
         check=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -87,4 +88,4 @@ def test_a_run_of_many_steps_against_the_scripted_server(
 def pairs(requests: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Each main request with the one before it."""
     main = [request for request in requests if request["kind"] == "main"]
-    return list(zip(main, main[1:], strict=False))
+    return list(itertools.pairwise(main))

@@ -74,9 +74,7 @@ class Observe(Hook):
 
 def run_with(hook: Hook, task: Path, workspace: Path, artifacts: Path) -> FinishedRun:
     """Run a task in this process with one more hook."""
-    spec = load_run(
-        task=task, prompt=None, profile=None, workspace=str(workspace), environ=os.environ, cwd=Path("/")
-    )
+    spec = load_run(task=task, prompt=None, profile=None, workspace=str(workspace), environ=os.environ, cwd=Path("/"))
     cancellation = Cancellation()
     try:
         options = RunOptions(artifacts=artifacts, hooks=[hook])
@@ -86,7 +84,9 @@ def run_with(hook: Hook, task: Path, workspace: Path, artifacts: Path) -> Finish
 
 
 @pytest.mark.backend("bubblewrap")
-@pytest.mark.parametrize("hook", [BeforeStep(), BeforeRequest(), AfterTool(), AfterTurn()], ids=lambda h: type(h).__name__)
+@pytest.mark.parametrize(
+    "hook", [BeforeStep(), BeforeRequest(), AfterTool(), AfterTurn()], ids=lambda h: type(h).__name__
+)
 def test_a_hook_that_throws_ends_the_run_with_70(
     hook: Hook, scripted_task: ScriptedTask, make_repo: MakeRepo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
