@@ -205,7 +205,7 @@ class HttpClient:
         authorities: File or directory with certificate authorities instead of the usual ones.
 
     Raises:
-        ConfigError: ``base_url`` or ``proxy`` is not usable.
+        ConfigError: ``base_url`` or ``proxy`` is no address. Whether it is one for a model is the caller's business.
     """
 
     def __init__(
@@ -217,8 +217,8 @@ class HttpClient:
         idle: float = 120.0,
         authorities: str | None = None,
     ) -> None:
-        self._base = _parse(base_url, "model.base_url", ("http", "https"))
-        self._proxy = _parse(proxy, "model.proxy", ("http",)) if proxy else None
+        self._base = _parse(base_url, "model.base_url")
+        self._proxy = _parse(proxy, "model.proxy") if proxy else None
         self._first_token = first_token
         self._idle = idle
         self._authorities = authorities
@@ -351,21 +351,11 @@ def _certificates(authorities: str | None) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=authorities)
 
 
-def _parse(address: str, key: str, schemes: tuple[str, ...]) -> httpx.URL:
+def _parse(address: str, key: str) -> httpx.URL:
     try:
-        url = httpx.URL(address)
+        return httpx.URL(address)
     except httpx.InvalidURL as error:
         raise ConfigError(f"{key}: not an address: {error}", hint="for example http://127.0.0.1:8000/v1") from error
-    if url.scheme not in schemes or not url.host:
-        raise ConfigError(
-            f"{key}: must begin with {' or '.join(f'{scheme}://' for scheme in schemes)} and name a host",
-            hint="for example http://127.0.0.1:8000/v1",
-        )
-    if key == "model.base_url" and (url.userinfo or url.query or url.fragment):
-        raise ConfigError(
-            f"{key}: must hold no credentials, query or fragment", hint="keys belong in model.api_key_env"
-        )
-    return url
 
 
 def _broken(error: Exception) -> ProviderError:

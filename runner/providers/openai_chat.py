@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from runner.errors import ProviderError
+from runner.errors import ConfigError, ProviderError
 from runner.messages import text_of
 from runner.providers.faults import failure
 
@@ -461,6 +462,25 @@ def _is_context(status: int | None, kind: str, message: str) -> bool:
 # --- the provider ----------------------------------------------------------------------------------
 
 
+def _check_address(address: str, key: str, schemes: tuple[str, ...]) -> None:
+    """Refuse what can be no address. Done before the libraries that would do it are loaded."""
+    from urllib.parse import urlsplit
+
+    example = "for example http://127.0.0.1:8000/v1"
+    try:
+        parts = urlsplit(address)
+        host = parts.hostname and parts.port != 0
+    except ValueError as error:
+        raise ConfigError(f"{key}: not an address: {error}", hint=example) from error
+    if parts.scheme not in schemes or not host:
+        allowed = " or ".join(f"{scheme}://" for scheme in schemes)
+        raise ConfigError(f"{key}: must begin with {allowed} and name a host", hint=example)
+    if key == "model.base_url" and (parts.username is not None or parts.query or parts.fragment):
+        raise ConfigError(
+            f"{key}: must hold no credentials, query or fragment", hint="keys belong in model.api_key_env"
+        )
+
+
 class OpenAIChatProvider:
     """A model behind an OpenAI-compatible endpoint.
 
@@ -489,19 +509,18 @@ class OpenAIChatProvider:
         now: Callable[[], float] = time.time,
         authorities: str | None = None,
     ) -> None:
-        from runner.providers.http import HttpClient
-
+        _check_address(spec.base_url or OPENAI_URL, "model.base_url", ("http", "https"))
+        if spec.proxy is not None:
+            _check_address(spec.proxy, "model.proxy", ("http",))
         dialect = ChatDialect(dialect_for(spec.base_url))
         self.dialect: Dialect = dialect
         self._compat = dialect.compat
         self.answered_model: str | None = None
-        self._client: HttpClient = HttpClient(
-            spec.base_url or OPENAI_URL,
-            proxy=spec.proxy,
-            first_token=spec.first_token,
-            idle=spec.idle,
-            authorities=authorities,
-        )
+        self._spec = spec
+        self._address = spec.base_url or OPENAI_URL
+        self._authorities = authorities
+        self._client: HttpClient | None = None
+        self._making = threading.Lock()
         self._key = api_key
         self._credential = (
             f"model.api_key_env ({spec.api_key_env})" if spec.api_key_env else "model.api_key_file or model.api_key_env"
@@ -522,7 +541,7 @@ class OpenAIChatProvider:
         from runner.providers.http import CancelledRequestError
 
         try:
-            answer = self._client.post("/chat/completions", body, self._headers, cancellation=cancellation)
+            answer = self._connect().post("/chat/completions", body, self._headers, cancellation=cancellation)
             try:
                 yield from self._chunks(answer)
             finally:
@@ -532,14 +551,30 @@ class OpenAIChatProvider:
 
     def close(self) -> None:
         """Close idle connections."""
-        self._client.close()
+        if self._client is not None:
+            self._client.close()
+
+    def _connect(self) -> HttpClient:
+        """The client, made for the first request: until then the HTTP libraries can be loaded beside other work."""
+        from runner.providers.http import HttpClient
+
+        with self._making:
+            if self._client is None:
+                self._client = HttpClient(
+                    self._address,
+                    proxy=self._spec.proxy,
+                    first_token=self._spec.first_token,
+                    idle=self._spec.idle,
+                    authorities=self._authorities,
+                )
+            return self._client
 
     def _chunks(self, answer: Answer) -> Iterator[Chunk]:
         if not 200 <= answer.status < 300:
             raise self._refused(answer)
         if answer.content_type == "text/html":
             raise ProviderError(
-                f"{self._client.origin} answered with a web page",
+                f"{self._address} answered with a web page",
                 kind="not-an-api",
                 hint="check model.base_url: most servers want /v1 at its end",
             )
@@ -548,7 +583,7 @@ class OpenAIChatProvider:
             event = self._parse(answer.body(BODY_BYTES), answer)
             if "choices" not in event:
                 raise ProviderError(
-                    f"{self._client.origin} answered with JSON that is no chat completion",
+                    f"{self._address} answered with JSON that is no chat completion",
                     kind="not-an-api",
                     hint="check model.base_url: most servers want /v1 at its end",
                 )

@@ -223,6 +223,7 @@ def test_ipv6_addresses_work() -> None:
         ("127.0.0.1:8000", "http://"),
         ("http://", "host"),
         ("http://[::1", "address"),
+        ("http://127.0.0.1:port/v1", "address"),
         ("http://user:pass@127.0.0.1/v1", "credentials"),
         ("http://127.0.0.1/v1?key=1", "query"),
     ],

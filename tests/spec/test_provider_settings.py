@@ -160,6 +160,17 @@ load_secrets(ModelSpec("openai", "m", base_url="http://127.0.0.1:9"), environ={}
     assert loaded_after(code, "httpx", "httpcore", "ssl") == []
 
 
+def test_what_a_provider_needs_can_be_loaded_beside_other_work() -> None:
+    """A script needs nothing."""
+    code = """
+from runner.providers.base import ModelSpec
+from runner.providers.registry import preload
+assert preload(ModelSpec("scripted", "m")) is None
+preload(ModelSpec("openai", "m")).join()
+"""
+    assert loaded_after(code, "httpx") == ["httpx"]
+
+
 def test_httpx_does_not_load_its_own_command_line() -> None:
     """It costs more than the rest of httpx; and httpx stays usable for others."""
     code = "import runner.providers.http, httpx; httpx.Client; assert 'httpx._main' not in sys.modules"
