@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from runner.errors import SandboxError, StorageError
 from runner.sandbox.base import ProcessResult
 from runner.sandbox.launch import memory_file
-from runner.sandbox.supervisor import children_of, kill_trees, parent_and_session, signal_all, trees_of
+from runner.sandbox.supervisor import below, children_of, parent_and_session, signal_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +47,7 @@ OVERFLOW_LIMIT = 1_000_000_000
 _CHUNK = 65_536
 _PIPE_SIZE = 1 << 20
 _CLEANUP_SECONDS = 10.0
+_WRAPPER_SECONDS = 3.0
 _TICK = 0.02
 _LONGEST_WAIT = 3_600.0
 _PR_SET_DUMPABLE = 4
@@ -99,21 +100,25 @@ def harden_self() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def _reap(pid: int, deadline: float) -> None:
-    """Wait for the end of a killed child of the runner that is nobody else's to wait for."""
+def _reaped(pid: int) -> bool:
+    """Reap a child of the runner that is nobody else's to wait for; whether it has ended."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
+    except ChildProcessError:
+        return True
+
+
+def _wait_a_little(pid: int) -> None:
+    """Wait until a process has ended, or for a moment."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
         time.sleep(0.001)
-    else:
-        try:
-            select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        finally:
-            os.close(descriptor)
-    try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
-    except ChildProcessError:
         return
+    try:
+        select.select([descriptor], [], [], _TICK)
+    finally:
+        os.close(descriptor)
 
 
 # --- starting ------------------------------------------------------------------------------------
@@ -256,14 +261,13 @@ class RunningProcess:
         return True
 
     def strays(self) -> list[int]:
-        """Descendants that were orphaned and are now children of the runner."""
-        me = os.getpid()
+        """Descendants that were orphaned and are now children of the runner, zombies too."""
         own_session = os.getsid(0)
         found = []
-        for pid in children_of(me):
+        for pid in children_of(os.getpid()):
             status = parent_and_session(pid) if pid != self.pid else None
             if status is None or status[1] == own_session:
-                continue
+                continue  # started by the runner in another way: what comes through here leads a session
             if status[1] == self.pid or (self._mark and self._mark_of(pid) == self._mark):
                 found.append(pid)
         return found
@@ -278,16 +282,24 @@ class RunningProcess:
     def terminate(self) -> None:
         """Send TERM to the command and all that descends from it, but not to a sandbox's wrapper."""
         with self._lock:
-            if self._finished:
-                return
-            below = trees_of(children_of(self.pid) + self.strays())
-            signal_all(below if self.command.wrapped else [self.pid, *below], signal.SIGTERM)
+            if not self._finished:
+                orphans = self.strays()
+                commands = orphans if self.command.wrapped else [self.pid, *orphans]
+                signal_all([*commands, *below([self.pid, *orphans])], signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send KILL to the command and all that descends from it."""
+        """End the command by force. What it leaves, ``finish`` kills.
+
+        A wrapper that gets TERM ends everything below it at once; one that does not is killed itself.
+        """
         with self._lock:
-            if not self._finished:
-                kill_trees([self.pid])
+            if self._finished:
+                return
+            if self.command.wrapped:
+                signal_all([self.pid], signal.SIGTERM)
+                if self.wait(_WRAPPER_SECONDS):
+                    return
+            signal_all([self.pid], signal.SIGKILL)
 
     def finish(self) -> int:
         """Reap an ended command and kill what it left; returns its exit code, negative for a signal.
@@ -306,14 +318,19 @@ class RunningProcess:
             return self._process.returncode
 
     def _remove_strays(self) -> None:
+        """Kill what was orphaned until nothing is left: what a killed process leaves is orphaned in turn.
+
+        Only children of the runner are signalled. Nobody else reaps them, so their ids stay theirs.
+        """
         deadline = time.monotonic() + _CLEANUP_SECONDS
         while strays := self.strays():
-            kill_trees(strays)
-            for pid in strays:
-                _reap(pid, deadline)
+            signal_all(strays, signal.SIGKILL)
+            reaped = [pid for pid in strays if _reaped(pid)]
+            if not reaped:
+                _wait_a_little(strays[0])
             if time.monotonic() > deadline:
                 raise SandboxError(
-                    f"{len(strays)} processes of a command could not be killed: {strays}",
+                    f"{len(strays)} processes of a command could not be killed: {strays[:10]}",
                     hint="they wait inside the kernel, as for a network file system that does not answer",
                 )
 
@@ -401,26 +418,25 @@ class _Capture:
         self.total += len(data)
         if not self.truncated:
             self._head.append(data)
-            return
-        if self._file is None and self._overflow is not None:
-            self._open()
-            self._write(b"".join(self._head))
-        if self._overflow is not None:
-            self._write(data)
-        if not self._tail:
-            self._split()
-        self._tail.append(data)
-        self._tail_bytes += len(data)
-        keep = self._capture - self._head_size
-        while len(self._tail) > 1 and self._tail_bytes - len(self._tail[0]) >= keep:
-            self._tail_bytes -= len(self._tail.popleft())
+        elif self._tail:
+            self._file_away(data)
+            self._tail.append(data)
+            self._tail_bytes += len(data)
+            keep = self._capture - self._head_size
+            while len(self._tail) > 1 and self._tail_bytes - len(self._tail[0]) >= keep:
+                self._tail_bytes -= len(self._tail.popleft())
+        else:
+            whole = b"".join([*self._head, data])
+            self._file_away(whole)
+            self._head = [whole[: self._head_size]]
+            self._tail.append(whole[self._head_size :])
+            self._tail_bytes = len(self._tail[0])
 
-    def _split(self) -> None:
-        whole = b"".join(self._head)
-        self._head = [whole[: self._head_size]]
-        rest = whole[self._head_size :]
-        self._tail.append(rest)
-        self._tail_bytes = len(rest)
+    def _file_away(self, data: bytes) -> None:
+        if self._overflow is not None:
+            if self._file is None:
+                self._open(self._overflow)
+            self._write(data)
 
     def _fail(self, error: OSError) -> StorageError:
         return StorageError(
@@ -428,11 +444,10 @@ class _Capture:
             hint="free space on that file system, or choose another folder with --artifacts",
         )
 
-    def _open(self) -> None:
-        assert self._overflow is not None
+    def _open(self, path: str) -> None:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._file = os.open(self._overflow, flags, 0o600)
+            self._file = os.open(path, flags, 0o600)
         except OSError as error:
             raise self._fail(error) from error
 

@@ -46,8 +46,10 @@ _DAC_OVERRIDE = 1
 _FOWNER = 3
 _SIGKILL = 9
 _SIGPIPE = 13
-_SIGSTOP = 19
+_SIGTERM = 15
 _SIGXFSZ = 25
+_SIG_BLOCK = 0
+_SIG_SETMASK = 2
 
 _CREATE_RULESET = 444
 _ADD_RULE = 445
@@ -349,6 +351,8 @@ def _confine(policy: _Policy, supervisor: int) -> None:
     os.setsid()
     for number in (_SIGPIPE, _SIGXFSZ):
         libc.signal(number, ctypes.c_void_p(None))  # this interpreter ignores them; the command must not
+    nothing = (ctypes.c_uint64 * 16)()
+    libc.pthread_sigmask(_SIG_SETMASK, ctypes.byref(nothing), None)
     _apply_limits(policy)
     ruleset = _build_ruleset(policy)
     _drop_capabilities(libc, 1 << _DAC_OVERRIDE | 1 << _FOWNER if policy.flag(b"keep-dac") else 0)
@@ -409,11 +413,17 @@ def parent_and_session(pid: int) -> tuple[int, int] | None:
     return int(fields[1]), int(fields[3])
 
 
-def trees_of(pids: Iterable[int]) -> list[int]:
-    """The processes and all below them, parents before children."""
-    found = list(pids)
-    for pid in found:
-        found += children_of(pid)
+def below(pids: Iterable[int]) -> list[int]:
+    """All descendants of processes, parents before children.
+
+    Each was a child of its parent a moment ago, so its id has not gone to somebody else since.
+    """
+    found: list[int] = []
+    parents = list(pids)
+    for parent in parents:
+        mine = [pid for pid in children_of(parent) if (parent_and_session(pid) or (0, 0))[0] == parent]
+        found += mine
+        parents += mine
     return found
 
 
@@ -424,19 +434,6 @@ def signal_all(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
         except OSError:
             continue
-
-
-def kill_trees(roots: list[int]) -> None:
-    """Kill processes and all below them. Stopped first: who is stopped forks no more, so the walk ends."""
-    stopped: set[int] = set()
-    while True:
-        tree = trees_of(roots)
-        new = [pid for pid in tree if pid not in stopped]
-        if not new:
-            break
-        signal_all(new, _SIGSTOP)
-        stopped.update(new)
-    signal_all(reversed(tree), _SIGKILL)
 
 
 def _reap(main: int) -> tuple[bool, int | None]:
@@ -454,35 +451,48 @@ def _reap(main: int) -> tuple[bool, int | None]:
 
 
 def _kill_all(main: int) -> int | None:
-    """Kill every descendant; the main child's status if it was among them."""
+    """Kill every descendant; the main child's status if it was among them.
+
+    Only own children are signalled: nobody else can reap them, so their ids stay theirs. What a killed
+    one leaves becomes an own child in turn.
+    """
     me = os.getpid()
     deadline = time.monotonic() + _CLEANUP_SECONDS
     result = None
     while True:
+        signal_all(children_of(me), _SIGKILL)
         left, status = _reap(main)
         result = status if status is not None else result
         if not left or time.monotonic() > deadline:
             return result
-        kill_trees(children_of(me))
-        time.sleep(0.001)
+        time.sleep(0.0005)
 
 
-def _supervise(main: int, runner: int) -> int:
-    """Wait for the command or for the runner's death, then clean up; returns the exit code."""
+def _supervise(main: int, ends: list[int]) -> int:
+    """Wait for the command's end, or until one of ``ends`` is readable; clean up; returns the exit code."""
     poll = select.poll()
-    poll.register(runner, select.POLLIN)
-    poll.register(os.pidfd_open(main), select.POLLIN)
+    for descriptor in (*ends, os.pidfd_open(main)):
+        poll.register(descriptor, select.POLLIN)
     while True:
         events = poll.poll(1000)
         _, status = _reap(main)
-        if status is not None or any(descriptor == runner for descriptor, _ in events):
+        if status is not None or any(descriptor in ends for descriptor, _ in events):
             killed = _kill_all(main)
             code = os.waitstatus_to_exitcode(killed if status is None and killed is not None else status or 0)
             return code if code >= 0 else 128 - code
 
 
-def _become_supervisor(policy: _Policy) -> int:
-    """Close this process to others and adopt orphans; returns a descriptor that tells of the runner's end."""
+def _signal_descriptor(libc: ctypes.CDLL) -> int:
+    """Block TERM and return a descriptor that tells of it: whoever sends it wants all to end at once."""
+    import ctypes
+
+    mask = (ctypes.c_uint64 * 16)(1 << _SIGTERM - 1)
+    libc.pthread_sigmask(_SIG_BLOCK, ctypes.byref(mask), None)
+    return _call("signalfd", libc.signalfd(-1, ctypes.byref(mask), os.O_CLOEXEC))
+
+
+def _become_supervisor(policy: _Policy) -> list[int]:
+    """Close this process to others and adopt orphans; returns descriptors that tell when it must end."""
     libc = _libc()
     _call("dumpable", libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
     _call("subreaper", libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
@@ -491,7 +501,7 @@ def _become_supervisor(policy: _Policy) -> int:
         raise SetupError("the runner is gone")
     if policy.flag(b"no-lc-ctype"):
         os.environb.pop(b"LC_CTYPE", None)  # set by this interpreter's start, not by the policy
-    return runner
+    return [runner, _signal_descriptor(libc)]
 
 
 def main(arguments: list[str]) -> int:
@@ -501,7 +511,7 @@ def main(arguments: list[str]) -> int:
     try:
         with open(policy_descriptor, "rb") as file:
             policy = _Policy(file.read())
-        runner = _become_supervisor(policy)
+        ends = _become_supervisor(policy)
         supervisor = os.getpid()
         child = os.fork()
     except (SetupError, OSError, ValueError) as error:
@@ -510,7 +520,7 @@ def main(arguments: list[str]) -> int:
     if child == 0:
         _start(policy, status, argv, supervisor)
     os.close(status)
-    return _supervise(child, runner)
+    return _supervise(child, ends)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ class Box:
     def run(
         self,
         script: str,
-        *arguments: str | Path,
+        *arguments: str | Path | int,
         mode: Mode = Mode.WORKSPACE_WRITE,
         timeout: float = 30,
         **options: Any,

@@ -80,7 +80,7 @@ def test_links_do_not_lead_out(box: Box) -> None:
     box.run(script, box.outside)
 
     box.assert_untouched()
-    assert os.stat(box.canary).st_nlink == 1
+    assert box.canary.stat().st_nlink == 1
 
 
 def test_two_outside_files_cannot_be_exchanged(box: Box) -> None:
@@ -104,27 +104,27 @@ print(result, os.strerror(ctypes.get_errno()))
 
 def test_metadata_outside_is_kept_or_listed_as_not_enforced(box: Box) -> None:
     """Mode, times, attributes and owner: bubblewrap keeps them, Landlock says that it does not."""
-    before = os.stat(box.canary)
+    before = box.canary.stat()
     script = """
         chmod 777 "$1"; touch -d 2001-01-01 "$1"; chown 1:1 "$1"; setfattr -n user.x -v y "$1"
         chmod 700 src/main.py && echo changed
     """
     result = box.run(script, box.canary)
-    after = os.stat(box.canary)
+    after = box.canary.stat()
 
     changed = (before.st_mode, before.st_mtime, before.st_uid) != (after.st_mode, after.st_mtime, after.st_uid)
     assert changed == ("metadata" in box.executor().not_enforced(Mode.WORKSPACE_WRITE))
     assert changed == (box.backend == "landlock")
     assert after.st_uid == before.st_uid
     assert b"changed" in result.output
-    assert stat.S_IMODE(os.stat(box.workspace / "src" / "main.py").st_mode) == 0o700
+    assert stat.S_IMODE((box.workspace / "src" / "main.py").stat().st_mode) == 0o700
 
 
 def test_metadata_of_devices_is_kept_or_listed_as_not_enforced(box: Box) -> None:
     """/dev/null is the host's own, wherever it is mounted: who owns it can change its times."""
-    before = os.stat("/dev/null")
+    before = Path("/dev/null").stat()
     box.run("touch -d 2001-01-01 /dev/null")
-    changed = os.stat("/dev/null").st_mtime_ns != before.st_mtime_ns
+    changed = Path("/dev/null").stat().st_mtime_ns != before.st_mtime_ns
     if changed:
         os.utime("/dev/null", ns=(before.st_atime_ns, before.st_mtime_ns))
     listed = {"metadata", "device_metadata"} & set(box.executor().not_enforced(Mode.WORKSPACE_WRITE))
@@ -291,7 +291,7 @@ def test_a_hidden_file_in_the_workspace_cannot_be_moved_into_sight(box: Box) -> 
 
 
 def test_new_top_level_files_work_where_the_backend_can(box: Box) -> None:
-    """bubblewrap adds files beside ``.git``; Landlock says that it cannot, unless ``unprotected_git``."""
+    """Bubblewrap adds files beside ``.git``; Landlock says that it cannot, unless ``unprotected_git``."""
     result = box.run("echo x > new && mkdir folder")
     listed = "new_top_level_files" in box.executor().not_enforced(Mode.WORKSPACE_WRITE)
 

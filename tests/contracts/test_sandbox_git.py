@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +11,8 @@ import pytest
 from runner.permission import Mode
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from runner.testing.sandbox import Box
 
 ATTACKS = """
@@ -81,7 +81,7 @@ def test_a_linked_git_folder_is_protected(box: Box, where: str) -> None:
     box.run(ATTACKS + 'rm -rf "$1"; mv "$1" "$1-moved"; echo x > "$1/new"; mv src src-moved', target)
     box.run("echo fine > src/main.py; echo fine > README")
 
-    assert os.readlink(box.workspace / ".git") == str(target)
+    assert (box.workspace / ".git").readlink() == target
     assert contents(target) == before
     assert (box.workspace / "src" / "main.py").read_text() == "fine\n"
     assert (box.workspace / "README").read_text() == "fine\n"
@@ -93,7 +93,7 @@ def test_a_dangling_link_stays(box: Box) -> None:
     (box.workspace / ".git").symlink_to("nowhere")
     box.run("rm -f .git; mkdir .git; mv src .git; ln -sfn src .git; git init -q .; mkdir nowhere")
 
-    assert os.readlink(box.workspace / ".git") == "nowhere"
+    assert str((box.workspace / ".git").readlink()) == "nowhere"
     assert not (box.workspace / "nowhere").exists()
 
 

@@ -97,6 +97,30 @@ def test_a_daemon_dies_with_the_timeout(box: Box, marker: str) -> None:
     assert not is_beating(beat)
 
 
+def test_a_fork_bomb_dies_with_the_timeout(box: Box, marker: str) -> None:
+    """Processes that fork while they are being killed, each in a new session, are all gone."""
+    code = """
+import os, signal, time
+for _ in range(4):
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            if os.fork():
+                time.sleep(0.002)
+                os._exit(0)
+            os.setsid()
+        os._exit(0)
+time.sleep(60)
+"""
+    before = children_of(os.getpid())
+    result = box.python(code, marker, timeout=0.6)
+
+    assert result.timed_out
+    assert running_with(marker) == []
+    assert children_of(os.getpid()) == before
+
+
 def test_a_timeout_lets_the_command_clean_up_first(box: Box) -> None:
     """TERM comes first and reaches the command under the wrapper, with time to react."""
     script = 'trap "echo cleaned > src/cleaned; exit 3" TERM; echo ready; while :; do sleep 0.05; done'

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
+from runner.errors import ConfigError
 from runner.permission import Mode
 from runner.sandbox.base import SandboxLimits
 from runner.sandbox.seccomp import ARCHITECTURES, DENIED_CALLS, INSPECTED_CALLS
@@ -63,7 +65,7 @@ def test_the_same_calls_reach_the_kernel_without_a_sandbox(bare_box: Box) -> Non
 
 
 def test_namespaces_cannot_be_made_by_any_call(box: Box) -> None:
-    """clone with a namespace flag is refused, clone3 answers ENOSYS, plain clone works."""
+    """A clone with a namespace flag is refused, clone3 answers ENOSYS, plain clone works."""
     flags = {"user": NEW_USER, "net": NEW_NET, "pid": NEW_PID, "user-and-net": NEW_USER | NEW_NET}
     words = [f"{name}:{number('clone')}:{flag | 17}:0:0:0:0" for name, flag in flags.items()]
     found = answers(box, [*words, f"clone3:{number('clone3')}:0:0"])
@@ -123,8 +125,6 @@ def test_keep_dac_keeps_the_two_file_capabilities_of_root_only(box: Box) -> None
     """``keep_dac`` lets a root runner work in a stranger's workspace; without it that is an error at load."""
     if os.geteuid() != 0:
         pytest.skip("only root has capabilities to keep")
-    from runner.errors import ConfigError
-
     for path in (box.workspace, *box.workspace.rglob("*")):
         os.chown(path, 1001, 1001, follow_symlinks=False)
     (box.workspace / "README").chmod(0o600)
@@ -147,7 +147,7 @@ def test_devices_are_out_of_reach(box: Box) -> None:
             test -e "$each" && head -c 16 "$each" > /dev/null && echo "read $each"
         done 2>/dev/null
         dmesg > /dev/null 2>&1 && echo "read the kernel log"
-        find /proc/sys /proc/sysrq-trigger /sys -type f ! -path '*/fd/*' 2>/dev/null | head -n 4000 | while read -r each; do
+        find /proc/sys /proc/sysrq-trigger /sys -type f 2>/dev/null | head -n 4000 | while read -r each; do
             test -e "$each" && { : >> "$each"; } 2>/dev/null && echo "changed $each"
         done
         head -c 4 /dev/zero | wc -c; head -c 4 /dev/urandom | wc -c; echo x > /dev/null && echo null
@@ -174,8 +174,6 @@ def test_limits_of_memory_and_file_size_hold(box: Box) -> None:
 
 def test_a_lower_limit_of_the_runner_stays(box: Box, place: Path) -> None:
     """Where the runner's own hard limit is lower than the profile's, the command still starts."""
-    import resource
-
     before = resource.getrlimit(resource.RLIMIT_CORE)
     huge = SandboxLimits(memory=1 << 62, processes=1 << 30, file_size=1 << 62)
     assert box.run("echo started", limits=huge).output == b"started\n"

@@ -31,7 +31,7 @@ def test_shell_tools_work(box: Box) -> None:
 
 
 def test_python_pools_and_event_loops_work(box: Box) -> None:
-    """multiprocessing with its semaphores, asyncio with subprocesses, threads, temporary files."""
+    """Pools of multiprocessing with its semaphores, asyncio with subprocesses, threads, temporary files."""
     code = """
 import asyncio, multiprocessing, subprocess, tempfile, threading
 def double(value):
@@ -61,7 +61,7 @@ if __name__ == "__main__":
 
 
 def test_a_test_suite_runs(box: Box) -> None:
-    """pytest from this environment, without a cache folder, in a workspace that is a repository."""
+    """A suite under pytest from this environment, without a cache folder, in a workspace that is a repository."""
     (box.workspace / "src" / "test_it.py").write_text("def test_it(tmp_path):\n    (tmp_path / 'x').write_text('x')\n")
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "src"]
     result = box.executor().run(argv, mode=Mode.WORKSPACE_WRITE, timeout=50, cancellation=box.cancellation)
