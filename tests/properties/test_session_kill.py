@@ -75,7 +75,7 @@ def written(folder: Path, *, steps: int, closed: bool) -> bytes:
     return session.log.path.read_bytes() if closed else data
 
 
-@pytest.mark.parametrize("tail", [700, pytest.param(4096, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tail", [400, pytest.param(4096, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_log_cut_at_every_byte_of_its_tail_loads(tmp_path: Path, tail: int, *, closed: bool) -> None:
     """As written, each event flushed alone, and as packed at the end."""
@@ -86,7 +86,7 @@ def test_a_log_cut_at_every_byte_of_its_tail_loads(tmp_path: Path, tail: int, *,
     for cut in range(len(data) - tail, len(data)):
         check_prefix(tmp_path, data[:cut], repaired)
 
-    assert len(repaired) > (1 if closed else 6)
+    assert len(repaired) > (0 if closed else 3)
     assert verify_session(open_session(str(tmp_path / "artifacts")), allow_open=True).dropped is None
 
 

@@ -34,7 +34,7 @@ deltas = st.one_of(
     st.fixed_dictionaries({"type": st.just("text-delta"), "index": indexes, "text": texts, "more": texts}),
     st.fixed_dictionaries({"type": st.sampled_from(["block-start", "block-end", "finish"]), "index": indexes}),
 )
-streams = st.lists(st.tuples(deltas, st.integers(-3, 900), st.integers(1, 2)), max_size=30)
+streams = st.lists(st.tuples(deltas, st.integers(-3, 900), st.integers(1, 2)), max_size=20)
 
 
 def held(stream: list[tuple[dict[str, Any], int, int]]) -> list[HeldChunk]:
@@ -46,7 +46,7 @@ def held(stream: list[tuple[dict[str, Any], int, int]]) -> list[HeldChunk]:
     return chunks
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(streams)
 def test_unpacking_gives_back_every_chunk(stream: list[tuple[dict[str, Any], int, int]]) -> None:
     """Through bytes and back: the same seqs, times, steps and chunks, and no run of three left unpacked."""
@@ -62,7 +62,7 @@ def test_unpacking_gives_back_every_chunk(stream: list[tuple[dict[str, Any], int
     assert [event.record() for event in events] == [chunk.event().record() for chunk in chunks]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(streams)
 def test_packing_again_changes_nothing(stream: list[tuple[dict[str, Any], int, int]]) -> None:
     """A row expands and packs to the same bytes."""

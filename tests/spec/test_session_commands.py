@@ -214,6 +214,27 @@ def test_a_request_that_was_not_made_is_a_usage_error(
     assert "has no main request for" in printed.err
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b'"dialect":"scripted"', b'"dialect":"other"', "no dialect 'other'"),
+        (b'"system":"You work alone."', b'"system":"You work."', "is not the one that was sent"),
+        (b'"system":', b'"sustem":', "cannot be rebuilt"),
+    ],
+)
+def test_a_request_that_does_not_fit_the_log_is_not_printed(
+    sample: Path, tmp_path: Path, session: Callable[..., Printed], old: bytes, new: bytes, message: str
+) -> None:
+    """What is printed was sent; anything else is LOG_INVALID."""
+    lines = [line.replace(old, new) for line in open_session(str(sample)).raw_lines()]
+    (tmp_path / "changed.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+
+    printed = session("request", tmp_path / "changed.jsonl", "--step", 1)
+
+    assert (printed.code, printed.out) == (13, b"")
+    assert message in printed.err
+
+
 def test_a_request_of_another_harness_is_said_to_be_unknown(session: Callable[..., Printed]) -> None:
     """Logs of dsh do not record what was sent."""
     printed = session("request", GOLDEN / "three-steps.jsonl", "--step", 1)

@@ -167,6 +167,14 @@ def test_text_that_is_no_utf8_is_replaced_in_the_log_and_in_memory(log: SessionL
     assert event.data()["content"][0]["text"] == "broken \ufffd end"
 
 
+def test_chunks_that_are_no_utf8_are_written_replaced(log: SessionLog) -> None:
+    """A stream may be cut inside a character."""
+    log.append_chunk(1, 1, delta("cut \ud83d"))
+    log.barrier()
+
+    assert records(log)[0]["data"]["chunk"] == delta("cut \ufffd")
+
+
 def test_chunks_wait_until_their_block_ends_and_are_written_packed(log: SessionLog) -> None:
     """Deltas reach the disk as one row, with the block's end, in order."""
     seqs = [log.append_chunk(1, 1, delta(text)) for text in ("a", "b", "c")]

@@ -165,6 +165,23 @@ def test_a_directory_that_cannot_be_made_or_written_is_reported(tmp_path: Path) 
             SessionLog.create(place, header={"id": "session-1"}, clock=int)
 
 
+def test_a_log_that_cannot_be_taken_up_again_stays_as_it_is(tmp_path: Path) -> None:
+    """Without room for the new file the old one is not touched, and its lock is free again."""
+    with SessionLog.create(tmp_path, header={"id": "session-1"}, clock=int) as log:
+        log.append(ev.TurnStart(turn=1))
+    before = log.path.read_bytes()
+    (tmp_path / f".{LOG_NAME}.new").mkdir()
+
+    with pytest.raises(StorageError, match="cannot write the session log"):
+        SessionLog.reopen(tmp_path, clock=int)
+    assert log.path.read_bytes() == before
+
+    (tmp_path / f".{LOG_NAME}.new").rmdir()
+    again, events, _ = SessionLog.reopen(tmp_path, clock=int)
+    again.close()
+    assert len(events) == 1
+
+
 def failing_sync(code: int) -> Callable[[int], None]:
     """A sync that fails, as on a broken disk."""
 

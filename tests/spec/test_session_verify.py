@@ -383,6 +383,14 @@ def test_a_changed_export_is_found(family: Path, tmp_path: Path, case: str) -> N
     assert message in refused(changed_zip(tmp_path / "x.zip", tmp_path / "y.zip", change)).message
 
 
+def test_a_manifest_too_large_to_hold_is_refused(family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read as a whole, so its size is bounded."""
+    export_zip(family, tmp_path / "x.zip")
+    monkeypatch.setattr("runner.session.verify._MAX_MANIFEST", 10)
+
+    assert "is larger than" in refused(tmp_path / "x.zip").message
+
+
 # --- logs of dsh -------------------------------------------------------------------------------
 
 
