@@ -584,7 +584,7 @@ class _Reader:
 
 # --- lenient search ------------------------------------------------------------------------------
 
-_SEARCHED_BYTES = 256 * 1024
+_SEARCHED_BYTES = 64 * 1024
 _FOUND_COMMANDS = 4096
 
 
