@@ -248,6 +248,8 @@ class RunFold:
 
     def apply(self, event: ev.Event) -> None:
         """Take one event into account."""
+        if type(event) is ev.AssistantChunk and event.chunk.get("type") != "usage":
+            return  # most events of a log, one for each piece of an answer
         self.outcome.apply(event)
         self.usage.apply(event)
         self._facts.apply(event)

@@ -66,7 +66,7 @@ def empty(directory: Path) -> None:
             path.unlink()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(before=_trees, after=_trees, committed=st.booleans())
 def test_applying_the_patch_gives_the_tree(
     before: dict[bytes, tuple[str, bytes]], after: dict[bytes, tuple[str, bytes]], committed: bool

@@ -148,6 +148,15 @@ def test_a_cancellation_between_turns_is_handed_in() -> None:
     assert (outcome.outcome, outcome.exit_code) == ("cancelled", 143)
 
 
+def test_a_bug_that_was_logged_and_caught_is_one_cause() -> None:
+    """The loop logs it and lets it through."""
+    outcome = derive_outcome(
+        turn(**failed("INTERNAL", "KeyError('x')")), causes=[Cause(ErrorCode.INTERNAL, "KeyError: x")]
+    )
+
+    assert (outcome.exit_code, outcome.secondary) == (70, ())
+
+
 def test_the_signal_is_taken_from_whoever_knows_it() -> None:
     """A log that only says cancelled keeps its place and gets the signal's exit code."""
     outcome = derive_outcome(turn(**aborted("signal", "CANCELLED")), causes=[cancelled_by("SIGHUP")])
