@@ -138,7 +138,8 @@ def test_the_default_place_of_artifacts_is_private(
     run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
 ) -> None:
     """Below the state home, a folder a session, 0700; any command finds the session by its id."""
-    command = [Path(sys.executable).with_name("nightshift"), "run", scripted_task([DONE]), "--workspace", make_repo()]
+    nightshift = Path(sys.executable).with_name("nightshift")
+    command: list[str | Path] = [nightshift, "run", scripted_task([DONE]), "--workspace", make_repo()]
 
     done = subprocess.run(
         [*command, "--output-format", "json"],

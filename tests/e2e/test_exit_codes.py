@@ -182,7 +182,7 @@ def test_a_run_whose_calls_were_all_denied_exits_4(
     run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
 ) -> None:
     """0 of N calls allowed is no success, whatever the model says at the end."""
-    rules = [
+    rules: list[dict[str, Any]] = [
         {"id": "look", "tool": "read_file", "decision": "allow"},
         {"id": "no-net", "tool": "shell", "command": [["curl", "**"]], "decision": "deny", "reason": "no network here"},
     ]
