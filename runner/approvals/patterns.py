@@ -114,6 +114,8 @@ class CommandPattern:
         refuse_flags: Options that must not be there.
         anywhere: Options may stand before the subcommand.
         text: The pattern as it is shown.
+        programs: The names of the programs it is about, None when there are others than literal ones.
+        opaque: It lets a program run code that the policy does not see.
     """
 
     words: tuple[Word, ...]
@@ -122,11 +124,14 @@ class CommandPattern:
     refuse_flags: tuple[str, ...] = ()
     anywhere: bool = False
 
-    @property
-    def opaque(self) -> bool:
-        """Whether it lets a program run code that the policy does not see."""
+    programs: frozenset[str] | None = field(init=False)
+    opaque: bool = field(init=False)
+
+    def __post_init__(self) -> None:
         program = self.words[0] if self.words else Word(any=True)
-        return program.any or bool(program.globs) or any(is_opaque(name) for name in program.literals)
+        programs = None if program.any or program.globs else program.literals
+        object.__setattr__(self, "programs", programs)
+        object.__setattr__(self, "opaque", programs is None or any(is_opaque(name) for name in programs))
 
     def allows(self, command: SimpleCommand) -> bool:
         """Whether it matches, the program by the name as written."""
@@ -136,6 +141,9 @@ class CommandPattern:
         """The word that ``refuse_flags`` does not let pass."""
         if self.refuse_flags:
             for token in command.argv[1:]:
+                # Most words are neither.
+                if not token.expansion and not token.value.startswith("-"):
+                    continue
                 if any(_is_flag(token, flag) for flag in self.refuse_flags):
                     return f"{token.value}…" if token.expansion else token.value
         return None
@@ -167,10 +175,14 @@ class CommandPattern:
 
     def _fits(self, argv: Sequence[Token], first: int) -> bool:
         """Whether the words from ``first`` on match those of ``argv`` from there on."""
-        size = len(self.words)
+        words = self.words
+        size = len(words)
         if len(argv) < size or (len(argv) > size and not self.rest):
             return False
-        return all(self.words[at].matches(argv[at]) for at in range(first, size))
+        for at in range(first, size):  # noqa: SIM110  # a generator costs more than the matching
+            if not words[at].matches(argv[at]):
+                return False
+        return True
 
 
 def _may_be_option(token: Token) -> bool:

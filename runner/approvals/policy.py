@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from runner.approvals.patterns import join_path
-from runner.approvals.words import KNOWN_TOOLS, MATCHED_BUILTINS, SEARCH_TOOLS
+from runner.approvals.words import KNOWN_TOOLS, MATCHED_BUILTINS, SEARCH_TOOLS, basename
 from runner.permission import Mode
 
 if TYPE_CHECKING:
@@ -135,6 +135,20 @@ class Rule:
     trust: frozenset[Trust] | None = None
     escalate: tuple[Mode, ...] = ()
     accept_bypass: bool = False
+    _named: Mapping[str, tuple[CommandPattern, ...]] = field(init=False, repr=False, compare=False)
+    _others: tuple[CommandPattern, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        named: dict[str, tuple[CommandPattern, ...]] = {}
+        for pattern in self.commands:
+            for name in pattern.programs or ():
+                named[name] = (*named.get(name, ()), pattern)
+        object.__setattr__(self, "_named", named)
+        object.__setattr__(self, "_others", tuple(each for each in self.commands if each.programs is None))
+
+    def patterns_for(self, name: str) -> tuple[CommandPattern, ...]:
+        """The patterns that may match a program of this name."""
+        return self._named.get(name, ()) + self._others
 
     @property
     def by_tool(self) -> bool:
@@ -170,11 +184,18 @@ class Rule:
             return False
         return self.tools is None or any(tool in self.tools for tool in tools)
 
-    def allows_command(self, command: SimpleCommand, assigned: Sequence[str]) -> bool:
-        """Whether it allows one command of a text that assigns ``assigned``."""
-        if not all(name in self.env for name in (*command.env, *assigned)):
-            return False
-        return self._is_builtin(command) or any(pattern.allows(command) for pattern in self.commands)
+    def allows_command(self, command: SimpleCommand, assigned: Sequence[str]) -> bool | None:
+        """Whether it allows one command of a text that assigns ``assigned``.
+
+        Returns:
+            None if not, else whether what it allows is opaque.
+        """
+        if (command.env or assigned) and not self.env.issuperset((*command.env, *assigned)):
+            return None
+        for pattern in self.patterns_for(command.name):
+            if pattern.allows(command):
+                return pattern.opaque
+        return False if self._is_builtin(command) else None
 
     def denies_text(self, analysis: Analysis) -> bool:
         """Whether it denies a shell text."""
@@ -182,11 +203,16 @@ class Rule:
             return True
         if not self.commands and not self.builtin:
             return self.paths is None
-        return any(
-            (self.builtin and command.name in MATCHED_BUILTINS)
-            or any(pattern.denies(command) for pattern in self.commands)
-            for command in (*analysis.commands, *analysis.shadows)
-        )
+        return any(self._denies(command) for command in (*analysis.commands, *analysis.shadows))
+
+    def _denies(self, command: SimpleCommand) -> bool:
+        name = command.name
+        if self.builtin and name in MATCHED_BUILTINS:
+            return True
+        patterns = self.patterns_for(name)
+        if "/" in name:
+            patterns += self._named.get(basename(name), ())
+        return any(pattern.denies(command) for pattern in patterns)
 
     def _is_builtin(self, command: SimpleCommand) -> bool:
         names = _EXTERNAL_BUILTINS if command.external else MATCHED_BUILTINS
@@ -291,6 +317,7 @@ class _Case:
         self.mode = mode
         self.trust = trust
         self.analysis: Analysis | None = None
+        self._applying: dict[tuple[str, Mode | None, bool], list[Rule]] = {}
         reads, writes = [*facts.read], [*facts.write]
         if facts.command is not None:
             from runner.approvals.shell import analyse
@@ -314,9 +341,13 @@ class _Case:
         return grant.decision(escalation or self.mode)
 
     def _rules(self, tool: str, escalation: Mode | None, *, allow: bool) -> list[Rule]:
-        return [
-            rule for rule in self.policy.rules if rule.allow == allow and rule.applies(tool, self.trust, escalation)
-        ]
+        key = (tool, escalation, allow)
+        found = self._applying.get(key)
+        if found is None:
+            found = self._applying[key] = [
+                rule for rule in self.policy.rules if rule.allow == allow and rule.applies(tool, self.trust, escalation)
+            ]
+        return found
 
     # --- denies ---------------------------------------------------------------------------------
 
@@ -391,10 +422,10 @@ class _Case:
         if not analysis.commands and not (anything and (self.facts.command or "").strip()):
             return "the text runs no command"
         for command in analysis.commands:
-            matching = [rule for rule in rules if rule.allows_command(command, analysis.assigned)]
+            opaque = [(rule, rule.allows_command(command, analysis.assigned)) for rule in rules]
+            matching = [rule for rule, each in opaque if each is not None]
             if matching:
-                opaque = any(pattern.opaque for rule in matching for pattern in rule.commands if pattern.fits(command))
-                grant.add(matching, opaque=opaque)
+                grant.add(matching, opaque=any(each for _, each in opaque))
             elif not anything:
                 return self._unmatched(f"`{command}`", escalation) + _near_miss(rules, command, analysis.assigned)
         return "" if anything else self._allow_paths(escalation, grant)
@@ -418,9 +449,11 @@ class _Grant:
 
     def decision(self, mode: Mode) -> Decision:
         """The decision, when every part is allowed. The rule with the tightest mode is named, else the first."""
-        tightest = min(self.rules, key=lambda rule: (rule.mode or mode).rank)
-        tighter = tightest.mode if tightest.mode is not None and tightest.mode.rank < mode.rank else None
-        rule = tightest if tighter is not None else self.rules[0]
+        rule = self.rules[0]
+        tighter: Mode | None = None
+        for each in self.rules:
+            if each.mode is not None and each.mode.rank < (tighter or mode).rank:
+                rule, tighter = each, each.mode
         others = [each for each in dict.fromkeys(each.id for each in self.rules) if each != rule.id]
         reason = rule.reason or f"rule {rule.id} allows this"
         if others:
@@ -431,7 +464,7 @@ class _Grant:
 def _near_miss(rules: Sequence[Rule], command: SimpleCommand, assigned: Sequence[str]) -> str:
     """Why the rules that look right do not allow a command."""
     for rule in rules:
-        for pattern in rule.commands:
+        for pattern in rule.patterns_for(command.name):
             if pattern.fits(command):
                 refused = pattern.refused(command)
                 if refused is not None:
