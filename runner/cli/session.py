@@ -54,10 +54,14 @@ def show(session: str, *, full: bool, as_json: bool) -> None:
 def stats(session: str, *, as_json: bool) -> None:
     """Print turns, steps, tokens, cost and calls of a session."""
     from runner.artifacts.usage import derive_usage
+    from runner.errors import LogError
     from runner.session.store import open_session
 
     source = open_session(session)
-    usage = derive_usage(source.events(), header=source.header)
+    try:
+        usage = derive_usage(source.events(), header=source.header)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise LogError(f"{source.name}: an event holds a value that cannot be counted: {error!r}") from error
     if as_json:
         _print_json(usage)
     else:

@@ -319,7 +319,8 @@ def events_of(record: JsonObject, *, first: int) -> Iterator[Event]:
     Raises:
         LogError: LOG_INVALID or LOG_UNKNOWN_EVENT.
     """
-    if record.get("type") in _BY_ROW:
+    type_name = record.get("type")
+    if isinstance(type_name, str) and type_name in _BY_ROW:
         if record.get("seq0") != first:
             raise LogError(f"seq0 is {record.get('seq0')}, expected {first}")
         for held in expand(record):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from runner.errors import ConfigError, LogError
 from runner.session import codec
 from runner.session.header import LOG_NAME, check_header
+from runner.session.surface import check_message
 
 if TYPE_CHECKING:
     import zipfile
@@ -179,7 +180,8 @@ class SessionSource:
         """Yield the events, packed rows expanded.
 
         Raises:
-            LogError: LOG_INVALID or LOG_UNKNOWN_EVENT, as ``lines``; seqs must count from 0 without gaps.
+            LogError: LOG_INVALID or LOG_UNKNOWN_EVENT, as ``lines``; seqs must count from 0 without gaps,
+                and messages must have the shape of one.
         """
         number, seq = 0, 0
         try:
@@ -187,6 +189,7 @@ class SessionSource:
                 number = line.number
                 if number > 1:
                     for event in codec.events_of(line.record, first=seq):
+                        check_message(event)
                         seq += 1
                         yield event
         except LogError as error:

@@ -171,10 +171,15 @@ def _call(event: ev.ToolCall) -> tuple[str, list[str]]:
 
 
 def _request_header(event: ev.RequestHeaderEvent) -> tuple[str, list[str]]:
-    config: Any = event.header.get("config") or {}
-    tools: Any = event.header.get("tools") or []
-    names = ", ".join(str(tool.get("name")) if isinstance(tool, dict) else str(tool) for tool in tools)
+    config = _object(event.header.get("config"))
+    tools: Any = event.header.get("tools")
+    names = ", ".join(str(_object(tool).get("name")) for tool in (tools if isinstance(tools, list) else []))
     return f"{event.reason}: {config.get('provider')}/{config.get('model')}, tools: {names}", []
+
+
+def _object(value: object) -> JsonObject:
+    """A value of a field that is not checked on reading, as an object."""
+    return value if isinstance(value, dict) else {}
 
 
 def _inbox(event: ev.InboxSpliced) -> tuple[str, list[str]]:
