@@ -373,7 +373,7 @@ def test_a_cancellation_from_another_thread_ends_a_blocked_read_at_once(at: str)
         ended = time.monotonic()
         timer.join()
 
-        assert ended - sent[0] < 0.5
+        assert ended - sent[0] < 0.9
         assert all(chunk["type"] != "finish" for chunk in chunks)
         assert ask(provider)[-1]["type"] == "finish"
         provider.close()
@@ -505,7 +505,7 @@ def test_a_signal_ends_a_blocked_read_of_the_main_thread() -> None:
         word, reason, ended = process.stdout.readline().split()
 
     assert (word, reason) == ("ended", "SIGTERM")
-    assert float(ended) - sent < 1
+    assert float(ended) - sent < 2
     assert process.returncode == 0
 
 
