@@ -28,7 +28,7 @@ from runner.session.header import LOG_NAME, check_header, is_chained, make_heade
 from runner.session.surface import Surface
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import BinaryIO
 
     import zstandard
@@ -41,9 +41,10 @@ HOLD_MS = 200
 
 _HOLD_BYTES = 1024 * 1024  # text of held deltas; escaped it may be six times as long, under the line limit
 _PACK_FROM = 128 * 1024  # decoded bytes since the last packing, from which it is worth it
-_PACK_LIVE = 16 * 1024 * 1024  # decoded bytes that may be packed during a run: 50 ms; thoroughly at the end: 300 ms
-_PACK_CLOSED = 256 * 1024 * 1024  # decoded bytes that may be packed at the end: a second
+_PACK_LIVE = 16 * 1024 * 1024  # decoded bytes that may be packed in the middle of a run, and thoroughly at its end
+_PACK_CLOSED = 128 * 1024 * 1024  # decoded bytes that may be packed at the end
 _BLOCK = 4096
+_MIDDLING = 1024 * 1024
 _WINDOW_LOG = 21
 _HINTS = {
     errno.ENOSPC: "make room on that file system, or choose another --artifacts directory",
@@ -446,13 +447,10 @@ class SessionLog:
             descriptor = _open_fresh(fresh)
             _take_lock(descriptor, fresh)
             with _reading(self._descriptor) as stream, os.fdopen(os.dup(descriptor), "wb") as target:
-                blocks = _Blocks()
-                for line in codec.Lines(codec.ZstdChunks(stream)):
-                    digest.update(line)
-                    digest.update(b"\n")
-                    target.write(encoder.compress(line + b"\n"))
-                    if blocks.full(line):
-                        target.write(encoder.flush(_FLUSH_BLOCK))
+                for block in _blocks(codec.ZstdChunks(stream), _block_size(self._decoded_bytes)):
+                    digest.update(block)
+                    target.write(encoder.compress(block))
+                    target.write(encoder.flush(_FLUSH_BLOCK))
                 target.write(encoder.flush())
             _sync_data(descriptor)
             same_file = os.path.samestat(os.fstat(self._descriptor), self.path.stat())
@@ -472,7 +470,7 @@ class SessionLog:
     def _take_over(self, old: int) -> tuple[list[Event], str | None]:
         """Write the whole lines of another log into this one."""
         events: list[Event] = []
-        blocks = _Blocks()
+        flushed = -_block_size(0)  # the header has a block of its own
         with _reading(old) as stream:
             chunks = codec.ZstdChunks(stream)
             lines = codec.Lines(chunks)
@@ -482,8 +480,9 @@ class SessionLog:
                 except LogError as error:
                     raise LogError(f"{self.path}: line {lines.number}: {error.message}", code=error.code) from error
                 self._put(line + b"\n")
-                if blocks.full(line):
+                if self._decoded_bytes - flushed >= _block_size(self._decoded_bytes):
                     self._flush()
+                    flushed = self._decoded_bytes
         if not lines.number:
             raise LogError(f"{self.path}: empty, or cut off inside its header")
         self._flush()
@@ -530,23 +529,31 @@ def _whole_encoder(*, thorough: bool) -> zstandard.ZstdCompressionObj:
     return zstandard.ZstdCompressor(level=9 if thorough else 3, write_checksum=True).compressobj()
 
 
-class _Blocks:
-    """Where blocks end in a frame that is written in one go.
+def _block_size(decoded: int) -> int:
+    """Decoded bytes of a block in a frame that is written in one go.
 
-    A block can only be decoded whole, so short ones keep a file that loses its tail readable nearly to
-    its end; the header has one of its own.
+    A block can only be decoded whole, so short ones keep a file that loses its tail readable nearly to its
+    end. In a long log they are longer, since each costs time.
     """
+    return _BLOCK if decoded < _MIDDLING else 4 * _BLOCK if decoded < _PACK_LIVE else 16 * _BLOCK
 
-    def __init__(self) -> None:
-        self._size = _BLOCK
 
-    def full(self, line: bytes) -> bool:
-        """Whether the block ends behind ``line``."""
-        self._size += len(line)
-        if self._size < _BLOCK:
-            return False
-        self._size = 0
-        return True
+def _blocks(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """The bytes of a log in blocks: the header, then ``size`` bytes each, wherever lines end."""
+    held = b""
+    header = False
+    for chunk in chunks:
+        held += chunk
+        if not header and (end := held.find(b"\n") + 1):
+            header = True
+            yield held[:end]
+            held = held[end:]
+        if header:
+            whole = len(held) - len(held) % size
+            for start in range(0, whole, size):
+                yield held[start : start + size]
+            held = held[whole:]
+    yield held
 
 
 _FLUSH_BLOCK = 1  # zstandard.COMPRESSOBJ_FLUSH_BLOCK, without the import
