@@ -66,19 +66,19 @@ SUFFIX_WRAPPERS = frozenset({
 _VERSIONED = re.compile(r"[-.]?[0-9][0-9.]*$")
 
 _INTERPRETERS = SHELLS | {
-    "at", "batch", "bc", "bun", "crontab", "dc", "deno", "ed", "ex", "expect", "gawk", "gdb", "ghci", "guile",
-    "ipython", "irb", "julia", "lua", "m4", "make", "mysql", "node", "nodejs", "octave", "parallel", "perl", "php",
-    "psql", "pwsh", "pypy", "python", "r", "rscript", "ruby", "sqlite", "ssh", "tclsh", "vi", "vim", "wish",
-    "xargs",
+    "at", "awk", "batch", "bc", "bun", "crontab", "dc", "deno", "docker", "ed", "ex", "expect", "gawk", "gdb",
+    "ghci", "guile", "ipython", "irb", "julia", "kubectl", "lua", "m4", "make", "mawk", "mysql", "node", "nodejs",
+    "octave", "parallel", "perl", "php", "podman", "psql", "pwsh", "pypy", "python", "r", "rscript", "ruby", "sed",
+    "sqlite", "ssh", "su", "tclsh", "vi", "vim", "wish", "xargs",
 }  # fmt: skip
 
 _OPAQUE = (_INTERPRETERS - {"xargs"}) | {
-    "ansible-playbook", "ant", "awk", "babel", "bazel", "bundle", "cabal", "cargo", "cmake", "composer", "coverage",
-    "ctest", "deno", "docker", "dotnet", "eslint", "flake8", "git-lfs", "go", "gradle", "gradlew", "hatch",
-    "invoke", "jest", "just", "mawk", "meson", "mix", "mkdocs", "mocha", "mvn", "mypy", "ninja", "nox", "npm",
-    "npx", "pdm", "pip", "pipenv", "pnpm", "podman", "poe", "poetry", "pre-commit", "prettier", "py.test", "pylint",
-    "pytest", "rake", "rebar", "rollup", "rspec", "sbt", "sed", "sphinx-build", "stack", "swift", "task", "tox",
-    "tsx", "ts-node", "uv", "uvx", "vite", "vitest", "webpack", "yarn",
+    "ansible-playbook", "ant", "babel", "bazel", "bundle", "cabal", "cargo", "cmake", "composer", "coverage",
+    "ctest", "dotnet", "eslint", "flake8", "git-lfs", "go", "gradle", "gradlew", "hatch", "invoke", "jest", "just",
+    "meson", "mix", "mkdocs", "mocha", "mvn", "mypy", "ninja", "nox", "npm", "npx", "pdm", "pip", "pipenv", "pnpm",
+    "poe", "poetry", "pre-commit", "prettier", "py.test", "pylint", "pytest", "rake", "rebar", "rollup", "rspec",
+    "sbt", "sphinx-build", "stack", "swift", "task", "tox", "ts-node", "tsx", "uv", "uvx", "vite", "vitest",
+    "webpack", "yarn",
 }  # fmt: skip
 
 
