@@ -11,10 +11,10 @@ forgets causes and evidence but keeps the counts. Reads events only, writes none
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from runner.errors import SIGNAL_EXIT_CODES, SOFT_FAIL_CLASSES, ConfigError, ErrorCode
+from runner.record import field, record, replace
 from runner.session import events as ev
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ _HINTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cause:
     """One reason why a run is not completed.
 
@@ -87,7 +87,7 @@ class Cause:
         return SIGNAL_EXIT_CODES.get(self.signal or "", self.code.exit_code)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Evidence:
     """One thing a completed run must show, whether it holds, and in words what was seen."""
 
@@ -96,7 +96,7 @@ class Evidence:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CheckOutcome:
     """One check over all its attempts; ``passed`` is that of the last one. ``duration_ms`` sums up."""
 
@@ -106,7 +106,7 @@ class CheckOutcome:
     duration_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CallCounts:
     """Tool calls: ``failed`` ran or were due and gave an error, ``denied`` were refused before."""
 
@@ -115,7 +115,7 @@ class CallCounts:
     denied: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ApprovalCounts:
     """Calls put to the policy and what it said."""
 
@@ -124,7 +124,7 @@ class ApprovalCounts:
     denied: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
     """How a run ended.
 

@@ -1,4 +1,4 @@
-"""Writes ``docs/reference`` from the code: errors, exit codes, events, commands, formats.
+"""Writes pages of ``docs/reference`` from the code: errors, exit codes, events, commands, formats.
 
 A tool for working on this project: ``python -m runner.reference --write`` writes the pages,
 ``--check`` fails when one differs from what the code says. Pure apart from those two; writes no
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from runner.errors import SIGNAL_EXIT_CODES, SOFT_FAIL_CLASSES, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import click
 
@@ -143,10 +143,13 @@ def format_page(name: str) -> str:
     )
 
 
-def pages() -> dict[str, str]:
-    """File name in ``docs/reference`` → its whole text."""
+def pages(written: Mapping[str, str]) -> dict[str, str]:
+    """File name in ``docs/reference`` → its whole text, for each page that is generated.
+
+    Args:
+        written: Name and text of the pages that people write; the index lists them, too.
+    """
     builders: dict[str, Callable[[], str]] = {
-        "artifacts.md": artifacts_page,
         "commands.md": commands_page,
         "errors.md": errors_page,
         "events.md": events_page,
@@ -154,23 +157,22 @@ def pages() -> dict[str, str]:
     }
     texts = {name: build() for name, build in builders.items()}
     texts |= {f"{name}.md": format_page(name) for name in FORMATS}
-    texts["README.md"] = _page(
-        "Reference",
-        "Generated from the code.",
-        "\n".join(f"- [{text.splitlines()[0].removeprefix('# ')}]({name})" for name, text in sorted(texts.items())),
-    )
-    return texts
+    titles = {name: text.splitlines()[0].removeprefix("# ") for name, text in {**written, **texts}.items()}
+    index = "\n".join(f"- [{title}]({name})" for name, title in sorted(titles.items()))
+    return {**texts, "README.md": _page("Reference", index)}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write or check the pages; returns the exit code."""
+    """Write or check the pages; returns the exit code. Pages without the note at their top are left alone."""
     if list(arguments) not in (["--write"], ["--check"]):
         print("usage: python -m runner.reference --write | --check", file=sys.stderr)
         return ErrorCode.CONFIG_INVALID.exit_code
     folder = ROOT / "docs" / "reference"
-    expected = pages()
     present = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
-    changed = sorted(name for name in expected.keys() | present.keys() if expected.get(name) != present.get(name))
+    written = {name: text for name, text in present.items() if NOTE not in text}
+    expected = pages(written)
+    names = expected.keys() | (present.keys() - written.keys())
+    changed = sorted(name for name in names if expected.get(name) != present.get(name))
     if arguments[0] == "--check":
         for name in changed:
             print(f"docs/reference/{name} is not what the code says; run: make docs WRITE=1", file=sys.stderr)

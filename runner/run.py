@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import time
 import uuid
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from runner import __version__, diagnostics
 from runner.errors import SIGNAL_EXIT_CODES, ErrorCode, InternalError, RunnerError, SandboxError, StorageError
 from runner.outcome import cancelled_by, cause_of, exit_status
 from runner.permission import Mode
+from runner.record import field, mutable_record, record
 from runner.redaction import Redactor
 from runner.sandbox.base import BARE
 from runner.session import events as ev
@@ -49,7 +49,7 @@ CANCELLED_FINISH_SECONDS = 3.0
 """The same after a signal: the whole end must stay under five seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunOptions:
     """What the command line adds to the configuration.
 
@@ -68,7 +68,7 @@ class RunOptions:
     hooks: Sequence[Hook] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FinishedRun:
     """A finished run: ``result.json``, the artifacts directory, the exit code of the process."""
 
@@ -78,7 +78,7 @@ class FinishedRun:
     softened: bool
 
 
-@dataclass(slots=True)
+@mutable_record
 class _Run:
     """What the parts of one run share."""
 

@@ -7,10 +7,10 @@ the run ends. Writes no events; the loop logs ``limit/reached``.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runner.errors import ErrorCode
+from runner.record import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ NOTICE_SHARE = 0.9
 _BUDGETS = ("cost", "tokens")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LimitState:
     """One limit: its name, what is used of it and where it ends (units of ``Limits``)."""
 

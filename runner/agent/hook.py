@@ -7,8 +7,9 @@ with INTERNAL. A hook may move the cached prefix only in ``before_request``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+from runner.record import field, mutable_record, record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from runner.tools.pipeline import Denial, PreparedCall
 
 
-@dataclass(slots=True)
+@mutable_record
 class StepStarting:
     """A step is about to begin. A hook may add messages or end the turn.
 
@@ -66,7 +67,7 @@ class RequestAccess(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RequestFailed:
     """One attempt of a model request failed.
 
@@ -81,7 +82,7 @@ class RequestFailed:
     waited: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TurnOver:
     """A turn ended with ``reason`` (the data of ``turn/end``); ``more`` prompts wait."""
 

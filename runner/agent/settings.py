@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from runner.record import record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Limits:
     """Limits of one run; None is no limit. Times in seconds, sizes in bytes, cost in currency."""
 
@@ -23,7 +24,7 @@ class Limits:
     output_bytes: int | None = 100_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RetrySpec:
     """Budget of retries for one model request: a number of attempts and seconds in all."""
 
@@ -31,7 +32,7 @@ class RetrySpec:
     seconds: float = 300.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CompactionSpec:
     """Thresholds of the three layers.
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runner.approvals.words import basename, is_opaque
+from runner.record import field, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ def _compile(glob: str, *, any_character: str) -> re.Pattern[str]:
         return re.compile(r"(?!)")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Word:
     """One word of a pattern: literals, globs, or any word.
 
@@ -104,7 +104,7 @@ class Word:
         return self.any or text in self.literals or any(glob.fullmatch(text) for glob in self.globs)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CommandPattern:
     """One pattern of a rule's ``command``.
 
@@ -211,7 +211,7 @@ _UNHEARD_OF = "\x00"
 """A name that only a wildcard matches."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PathPattern:
     """A glob over paths: relative ones from the workspace, ``**`` over whole segments, dotfiles too.
 

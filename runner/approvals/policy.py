@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from runner.approvals.patterns import join_path
 from runner.approvals.words import KNOWN_TOOLS, MATCHED_BUILTINS, SEARCH_TOOLS, basename
 from runner.permission import Mode
+from runner.record import field, record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ _EXTERNAL_BUILTINS = frozenset({"true", "false", "echo", "printf", "test", "["})
 """Names of builtins that are harmless programs as well."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CallFacts:
     """What the policy may look at.
 
@@ -49,7 +49,7 @@ class CallFacts:
     escalation: Mode | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Decision:
     """The outcome for one call.
 
@@ -70,7 +70,7 @@ class Decision:
     opaque: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PathRule:
     """``paths`` of a rule: globs for what is read, for what is written, and what both leave out."""
 
@@ -102,7 +102,7 @@ class PathRule:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rule:
     """One rule.
 
@@ -219,7 +219,7 @@ class Rule:
         return self.builtin and command.name in names
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Policy:
     """The rules of a run.
 
@@ -240,7 +240,7 @@ class Policy:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Judgement:
     """A decision and what it was made on.
 

@@ -7,10 +7,10 @@ caches nothing: what was approved once is asked again the next time. No effect o
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runner.approvals.policy import judge
+from runner.record import record
 from runner.session.events import ApprovalAsked, ApprovalDecided
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from runner.permission import Mode, Trust
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Resolution:
     """The decision on one call and its events, in the order in which they are appended."""
 

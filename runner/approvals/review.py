@@ -5,11 +5,11 @@ Pure; writes no events and has no effect on the prefix cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runner.approvals.words import COMMAND_TOOLS, KNOWN_TOOLS, READ_TOOLS
 from runner.permission import Mode, Trust
+from runner.record import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runner.approvals.policy import Policy, Rule
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cell:
     """What becomes of the calls of one tool in runs of one mode and trust.
 

@@ -9,7 +9,6 @@ imported with the first text. Pure; writes no events and has no effect on the pr
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -35,6 +34,7 @@ from runner.approvals.lexer import (
 )
 from runner.approvals.tree import Clock, check_tree, parse
 from runner.approvals.words import CLOSING_WORDS, OPENING_WORDS, RESERVED, SHELLS, basename, is_interpreter
+from runner.record import record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["Analysis", "SimpleCommand", "Token", "analyse"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Analysis:
     """What a text would do.
 

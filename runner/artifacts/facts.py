@@ -7,11 +7,11 @@ the first and says how many more there are. Reads events only; no effect on the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from runner.artifacts.usage import UsageFold
 from runner.outcome import OutcomeFold, is_new_result, result_call_id, result_code, result_state
+from runner.record import field, mutable_record, record
 from runner.session import events as ev
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ MOST_SHOWN = 100
 _TEXT_KEPT = 20_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeniedCall:
     """One call that was refused: ``rule`` is the policy's rule id, None when no policy decided."""
 
@@ -37,7 +37,7 @@ class DeniedCall:
     why: str
 
 
-@dataclass(slots=True)
+@mutable_record
 class Facts:
     """What a log says about its run; everything may be missing in a log of another harness."""
 

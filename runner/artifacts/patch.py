@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.errors import ErrorCode, InternalError, RunnerError, SandboxError, StorageError
+from runner.record import record
 from runner.workspace.git import git_path, output_text, plain_git
 from runner.workspace.snapshot import changed_nested, prepare_scratch
 
@@ -55,7 +55,7 @@ printf '%s again %s\\n' "$word" "$again"
 """
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PatchInfo:
     """What a patch holds: files, lines added and taken away (text files only), and the tree it gives.
 

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from runner.artifacts.patch import PATCH_NAME
 from runner.artifacts.report import render_summary
 from runner.artifacts.result import build_result, write_file, write_result
 from runner.errors import ConfigError, StorageError
+from runner.record import record
 from runner.session.events import ArtifactWritten
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ OUTPUT_LIMIT = 100_000_000
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Artifact:
     """A finished file of the directory; ``path`` is relative to it."""
 
@@ -56,7 +56,7 @@ class Artifact:
         return {"name": self.name, "path": self.path, "sha256": self.sha256, "bytes": self.bytes}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MissingOutput:
     """A declared output that was not copied, and why."""
 

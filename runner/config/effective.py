@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from runner.record import field, mutable_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
-@dataclass(slots=True)
+@mutable_record
 class Effective:
     """Reads the values of one document with their defaults, and notes value, origin and problems.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +25,7 @@ from runner.config.trust import Reader, Trigger, checkout_of, derive_trigger, fi
 from runner.config.values import parse_duration
 from runner.errors import ConfigError
 from runner.permission import Trust
+from runner.record import fields, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

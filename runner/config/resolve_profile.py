@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -22,6 +21,7 @@ from runner.config.values import parse_duration, parse_size
 from runner.errors import ConfigError
 from runner.permission import Mode, Trust
 from runner.providers.base import ModelSpec, Prices
+from runner.record import fields, replace
 from runner.sandbox.base import SandboxLimits, SandboxSpec
 
 if TYPE_CHECKING:
@@ -154,13 +154,13 @@ def _section(profile: Effective, name: str, defaults: Settings, *below: str) -> 
     An override (``below``) notes only the keys that it gives.
     """
     changed = {}
-    for each in fields(defaults):  # type: ignore[arg-type]  # every settings class is a dataclass
+    for each in fields(defaults):
         location = (name, *below, each.name)
         if below and profile.raw(*location) is None:
             continue
         default = getattr(defaults, each.name)
         changed[each.name] = profile.take(*location, default=default, convert=_CONVERT.get(each.name))
-    return replace(defaults, **changed)  # type: ignore[type-var]  # likewise
+    return replace(defaults, **changed)
 
 
 def _check_compaction(profile: Effective, spec: CompactionSpec, model: ModelSpec) -> None:

@@ -5,8 +5,9 @@ Nothing below ``config`` imports this; ``assembly`` and ``run`` take the parts t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from runner.record import field, record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from runner.sandbox.base import SandboxSpec
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InputValue:
     """One template input after resolution."""
 
@@ -28,7 +29,7 @@ class InputValue:
     trust: Trust
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CheckSpec:
     """A command that decides whether the task is done. ``timeout`` in seconds."""
 
@@ -38,7 +39,7 @@ class CheckSpec:
     retries: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WorkspaceSpec:
     """Where the agent works. ``isolation``: in-place, copy, worktree. ``dirty``: include, refuse."""
 
@@ -48,7 +49,7 @@ class WorkspaceSpec:
     dirty: str = "include"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TaskSpec:
     """A task, templates filled in.
 
@@ -77,7 +78,7 @@ class TaskSpec:
     source: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolsSpec:
     """``allow`` None means the built-in tools that need no network."""
 
@@ -86,7 +87,7 @@ class ToolsSpec:
     parallel: int = 10
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProfileSpec:
     """A profile, ``extends`` merged and ``--set`` applied."""
 
@@ -104,7 +105,7 @@ class ProfileSpec:
     accept_unconfined: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunSpec:
     """Everything one run needs.
 

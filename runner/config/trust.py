@@ -13,7 +13,6 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -21,6 +20,7 @@ from runner.config.load import MAX_BYTES, near_miss, parse_yaml, read_file
 from runner.config.shape import shipped_directory
 from runner.errors import ConfigError
 from runner.permission import Trust
+from runner.record import field, mutable_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -253,7 +253,7 @@ class Content(NamedTuple):
     directory: str
 
 
-@dataclass(slots=True)
+@mutable_record
 class Reader:
     """Reads run-defining files in the version that may be believed, and remembers which.
 

@@ -8,11 +8,11 @@ prefix is kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from runner.agent.hook import Hook
 from runner.agent.prompt import user_message
+from runner.record import record
 from runner.session.events import CheckEnd, CheckStart
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class CommandRunner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CheckResult:
     """One attempt of one check.
 

@@ -6,8 +6,9 @@ before the messages, so that body N without its closing brackets is a byte prefi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+from runner.record import field, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from runner.messages import Chunk, Message, RequestHeader
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Prices:
     """Money per million tokens in ``currency``; None is unknown, never free."""
 
@@ -27,7 +28,7 @@ class Prices:
     currency: str = "USD"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelSpec:
     """Resolved settings of the model. Sizes in tokens, times in seconds."""
 

@@ -11,7 +11,6 @@ import json
 import re
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -19,6 +18,7 @@ import orjson
 from runner.errors import ConfigError, ProviderError
 from runner.messages import text_of
 from runner.providers.faults import failure
+from runner.record import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ SAID_CHARACTERS = 500
 """How much of what a server says stands in an error message."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Compat:
     """What one family of servers does differently.
 

@@ -6,8 +6,9 @@ executes. The policy goes with each call and is fully resolved: absolute canonic
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+from runner.record import field, mutable_record, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ PROPERTIES = ("pid_isolation", "git_protect", "metadata", "private_shm", "signal
 """What a profile may ``require`` of a backend."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SandboxLimits:
     """Resource limits of one confined command; bytes and a number of processes."""
 
@@ -31,7 +32,7 @@ class SandboxLimits:
     file_size: int = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SandboxSpec:
     """Resolved ``sandbox`` section of a profile. Paths are absolute."""
 
@@ -48,7 +49,7 @@ class SandboxSpec:
     keep_dac: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SandboxPolicy:
     """What one command may do.
 
@@ -79,7 +80,7 @@ class SandboxPolicy:
     limits: SandboxLimits = field(default_factory=SandboxLimits)
 
 
-@dataclass(slots=True)
+@mutable_record
 class ConfinedCommand:
     """A wrapped command, ready for ``process.run`` or ``process.start``.
 
@@ -123,7 +124,7 @@ class Backend(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProcessResult:
     """What became of a command.
 

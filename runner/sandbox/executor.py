@@ -12,11 +12,11 @@ import os
 import select
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import ConfigError, InternalError, SandboxError
 from runner.permission import Mode
+from runner.record import replace
 from runner.sandbox import layout, process
 from runner.sandbox.base import BARE, PROPERTIES, ConfinedCommand, SandboxPolicy
 from runner.sandbox.launch import memory_file, own_program

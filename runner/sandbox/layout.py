@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, SandboxError
 from runner.permission import Mode
+from runner.record import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ _KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
 _GITFILE_LIMIT = 4_096
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Root:
     """A writable folder and what in it is not.
 
@@ -40,7 +40,7 @@ class Root:
     frozen: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layout:
     """The file system as one command gets it.
 

@@ -8,15 +8,14 @@ Writes no events; no effect on the prefix cache.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
-import tempfile
 import time
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, SandboxError
 from runner.permission import Mode
+from runner.record import field, record, replace
 from runner.sandbox.launch import interpreter
 from runner.sandbox.process import run
 
@@ -119,7 +118,7 @@ say("end", "allowed")
 """
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProbeReport:
     """What trying one backend gave.
 
@@ -200,6 +199,9 @@ def probe(name: str, policy: SandboxPolicy, *, cancellation: Cancellation, envir
             problem = _command_problem(result) or _verdict(policy, checks, seen, missing, arena)
     except SandboxError as error:
         return ProbeReport(name, ok=False, reason=error.message, fix=error.hint, duration=time.monotonic() - began)
+    except OSError as error:
+        reason = f"the probe cannot be prepared: {error}"
+        return ProbeReport(name, ok=False, reason=reason, duration=time.monotonic() - began)
     text = "\n".join(_lines(result))
     return ProbeReport(
         name,
@@ -241,31 +243,38 @@ class _Arena:
         self.git = git if os.path.lexists(git) and not policy.unprotected_git else ""
 
     def __enter__(self) -> Self:
-        parent = os.path.dirname(self.policy.tmp)
-        self._outside = os.path.realpath(tempfile.mkdtemp(prefix="probe-", dir=parent))
-        self._descriptor = os.open(self._outside, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._outside = os.path.join(os.path.realpath(os.path.dirname(self.policy.tmp)), f"probe-{self.name[-12:]}")
+        os.mkdir(self._outside, 0o700)
         self._canary = os.path.join(self._outside, "canary")
         self._secret = os.path.join(self._outside, "secret")
         for path in (self._canary, self._secret):
             with open(path, "wb") as file:
                 file.write(_CONTENT)
         os.utime(self._canary, ns=(_CANARY_TIME, _CANARY_TIME))
-        self._listeners = {
+        self._descriptor = os.open(self._outside, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._listeners: dict[str, socket.socket] = {}
+        for name, address in (
+            ("tcp", ("127.0.0.1", 0)),
             # A socket's address must be short; the descriptor makes any folder's path fit.
-            name: _listen(address)
-            for name, address in (
-                ("tcp", ("127.0.0.1", 0)),
-                ("unix", f"/proc/self/fd/{self._descriptor}/socket"),
-                ("abstract", b"\0" + self.name.encode()),
-            )
-        }
+            ("unix", f"/proc/self/fd/{self._descriptor}/socket"),
+            ("abstract", b"\0" + self.name.encode()),
+        ):
+            # Where the runner itself can have no such socket, the command's own answer must do.
+            with contextlib.suppress(OSError):
+                self._listeners[name] = _listen(address)
         return self
 
     def __exit__(self, *_: object) -> None:
         for listener in self._listeners.values():
             listener.close()
         os.close(self._descriptor)
-        shutil.rmtree(self._outside, ignore_errors=True)
+        for name in os.listdir(self._outside):
+            os.unlink(os.path.join(self._outside, name))
+        os.rmdir(self._outside)
+
+    def port(self) -> int:
+        """Where the probe's own server listens on loopback, 0 if it does not."""
+        return self._listeners["tcp"].getsockname()[1] if "tcp" in self._listeners else 0
 
     def try_out(self, backend: Backend, cancellation: Cancellation) -> tuple[ProcessResult, tuple[str, ...]]:
         """Run the program under the backend; what it printed, and what the backend says it does not keep."""
@@ -275,7 +284,7 @@ class _Arena:
             self.git,
             policy.tmp,
             self._outside,
-            str(self._listeners["tcp"].getsockname()[1]),
+            str(self.port()),
             str(os.getpid()),
             "" if policy.mode is Mode.READ_ONLY else "1",
             self.name,
@@ -355,9 +364,9 @@ def _verdict(
         forbidden["git"] = "a command can write into the repository's .git"
     if not policy.unix_sockets:
         forbidden |= dict.fromkeys(("unix", "abstract"), "a command can connect to Unix sockets")
-    if policy.network:
+    if policy.network and arena.port():
         needed["tcp"] = "the network is on, but this machine cannot be reached"
-    else:
+    elif not policy.network:
         forbidden["tcp"] = "the network is off, but a command can reach this machine"
     if policy.mode is Mode.READ_ONLY:
         forbidden["workspace"] = "a command can write in the workspace"
@@ -402,9 +411,10 @@ def _process_problem(
 # --- what to do about it -------------------------------------------------------------------------
 
 
-def _setting(path: str) -> str | None:
+def kernel_setting(name: str) -> str | None:
+    """Value of a kernel setting such as ``user.max_user_namespaces``, None if the kernel has none of that name."""
     try:
-        with open(path, encoding="ascii") as file:
+        with open(f"/proc/sys/{name.replace('.', '/')}", encoding="ascii") as file:
             return file.read().strip()
     except OSError:
         return None
@@ -426,11 +436,11 @@ def fix_for(name: str, output: str) -> str:
     """What to do about a failed probe, from what it said and from this machine's settings."""
     if name != "bubblewrap":
         return "run on Linux 6.2 or newer with Landlock switched on, and report this if it is"
-    if _setting("/proc/sys/user/max_user_namespaces") == "0":
+    if kernel_setting("user.max_user_namespaces") == "0":
         return "user namespaces are switched off: as root, 'sysctl -w user.max_user_namespaces=15000'"
-    if _setting("/proc/sys/kernel/unprivileged_userns_clone") == "0" and os.geteuid() != 0:
+    if kernel_setting("kernel.unprivileged_userns_clone") == "0" and os.geteuid() != 0:
         return "user namespaces are for root only here: as root, 'sysctl -w kernel.unprivileged_userns_clone=1'"
-    if _setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1":
+    if kernel_setting("kernel.apparmor_restrict_unprivileged_userns") == "1":
         return _APPARMOR
     if "mount proc" in output:
         return "this looks like a container that masks /proc; use the landlock backend there"

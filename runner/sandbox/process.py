@@ -48,6 +48,7 @@ _CHUNK = 65_536
 _PIPE_SIZE = 1 << 20
 _CLEANUP_SECONDS = 10.0
 _WRAPPER_SECONDS = 3.0
+_REMINDER = 0.2
 _TICK = 0.02
 _LONGEST_WAIT = 3_600.0
 _PR_SET_DUMPABLE = 4
@@ -223,6 +224,7 @@ class RunningProcess:
         self._mark = mark
         self._lock = threading.RLock()
         self._finished = False
+        self._told: set[int] = set()
         self.stdin = self._take(process.stdin)
         self.stdout = self._take(process.stdout)
         if self.stdout is not None:
@@ -280,12 +282,17 @@ class RunningProcess:
             return 0
 
     def terminate(self) -> None:
-        """Send TERM to the command and all that descends from it, but not to a sandbox's wrapper."""
+        """Send TERM to the command and all that descends from it, but not to a sandbox's wrapper.
+
+        Called again, it reaches those that have come since: a wrapper may still be starting the command.
+        """
         with self._lock:
             if not self._finished:
                 orphans = self.strays()
                 commands = orphans if self.command.wrapped else [self.pid, *orphans]
-                signal_all([*commands, *below([self.pid, *orphans])], signal.SIGTERM)
+                new = {*commands, *below([self.pid, *orphans])} - self._told
+                signal_all(new, signal.SIGTERM)
+                self._told |= new
 
     def kill(self) -> None:
         """End the command by force. What it leaves, ``finish`` kills.
@@ -339,9 +346,11 @@ class RunningProcess:
         with self._lock:
             if self._finished:
                 return self._process.returncode
-            if not self.exited():
+            until = time.monotonic() + grace
+            while not self.exited() and time.monotonic() < until:
                 self.terminate()
-            if not self.wait(grace):
+                self.wait(min(_REMINDER, max(0.0, until - time.monotonic())))
+            if not self.exited():
                 self.kill()
                 self.wait(_CLEANUP_SECONDS)
             return self.finish()
@@ -530,10 +539,13 @@ class _Loop:
         self.timed_out = not self.cancelled
         self._deaf = True
         self._poll.unregister(self._cancellation.fileno())
-        self._running.terminate()
-        if not self._wait(CANCEL_GRACE if self.cancelled else GRACE):
-            self._running.kill()
-            self._wait(_CLEANUP_SECONDS)
+        until = time.monotonic() + (CANCEL_GRACE if self.cancelled else GRACE)
+        while (left := until - time.monotonic()) > 0:
+            self._running.terminate()
+            if self._wait(min(_REMINDER, left)):
+                return
+        self._running.kill()
+        self._wait(_CLEANUP_SECONDS)
 
 
 def _not_started(command: ConfinedCommand, error: OSError, began: float) -> ProcessResult:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import errno
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
 
 from runner.errors import SandboxError
+from runner.record import record
 
 AF_UNIX = 1
 AF_INET = 2
@@ -92,7 +92,7 @@ INSPECTED_CALLS: dict[str, tuple[int, int]] = {
 """Calls whose arguments decide: name → number on x86-64 and on aarch64."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Architecture:
     """One architecture: its audit token, its column in the tables, whether it has the x32 ABI."""
 

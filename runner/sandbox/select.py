@@ -8,11 +8,11 @@ Writes no events; no effect on the prefix cache.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, SandboxError
 from runner.permission import Mode
+from runner.record import replace
 from runner.sandbox.base import PROPERTIES, SandboxPolicy, SandboxSpec
 from runner.sandbox.probe import BACKENDS, ProbeReport, build_backend, probe
 

@@ -87,7 +87,7 @@ _CHANGE = (
     | _TRUNCATE
 )
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
-_DEVICES = (b"null", b"zero", b"full", b"random", b"urandom")
+_DEVICES = (b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom")
 
 _NET_BIND_AND_CONNECT = 0b11
 _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
@@ -205,24 +205,52 @@ def _entries(folder: int) -> list[bytes]:
         os.close(readable)
 
 
-def _grant_except(ruleset: _Ruleset, folder: int, path: bytes, excluded: list[bytes], access: int) -> None:
-    """Grant ``access`` on ``path`` and below it, without the excluded paths and what is below them."""
-    below = path.rstrip(b"/") + b"/"
-    inner = [each for each in excluded if each == path or each.startswith(below)]
-    if not inner:
-        ruleset.grant(folder, access)
-        return
-    if path in inner:
-        return
-    for name in _entries(folder):
+class _Exceptions:
+    """Paths to be left out of what is granted, known by identity: a folder can be mounted in two places."""
+
+    def __init__(self, paths: Iterable[bytes]) -> None:
+        self._above: set[tuple[int, int]] = set()
+        self._paths: set[tuple[int, int]] = set()
+        for path in paths:
+            self._add(path)
+
+    def _add(self, path: bytes) -> None:
+        folder = os.open(b"/", _OPEN)
         try:
-            child = os.open(name, _OPEN, dir_fd=folder)
-        except OSError:
-            continue  # it vanished since it was listed
-        try:
-            _grant_except(ruleset, child, below + name, inner, access)
+            for name in path.split(b"/"):
+                if name:
+                    self._above.add(_identity(folder))
+                    following = os.open(name, _OPEN, dir_fd=folder)
+                    os.close(folder)
+                    folder = following
+            self._paths.add(_identity(folder))
+        except FileNotFoundError:
+            pass  # what is not there needs no exception
         finally:
-            os.close(child)
+            os.close(folder)
+
+    def grant(self, ruleset: _Ruleset, descriptor: int, access: int) -> None:
+        """Grant ``access`` on an opened path and below it, except for these paths and what is below them."""
+        identity = _identity(descriptor)
+        if identity in self._paths:
+            return
+        if identity not in self._above:
+            ruleset.grant(descriptor, access)
+            return
+        for name in _entries(descriptor):
+            try:
+                child = os.open(name, _OPEN, dir_fd=descriptor)
+            except OSError:
+                continue  # it vanished since it was listed
+            try:
+                self.grant(ruleset, child, access)
+            finally:
+                os.close(child)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 class _Policy:
@@ -250,13 +278,18 @@ class _Policy:
         return self.one(name) == b"1"
 
 
-def _each_opened(paths: list[bytes]) -> Iterator[tuple[bytes, int]]:
+def _each_opened(paths: list[bytes]) -> Iterator[int]:
     for path in paths:
         descriptor = _open_path(path)
         try:
-            yield path, descriptor
+            yield descriptor
         finally:
             os.close(descriptor)
+
+
+def _existing(*paths: bytes) -> list[bytes]:
+    """The canonical paths of those that this system has."""
+    return [os.path.realpath(path) for path in paths if os.path.exists(path)]
 
 
 def _build_ruleset(policy: _Policy) -> _Ruleset:
@@ -264,25 +297,21 @@ def _build_ruleset(policy: _Policy) -> _Ruleset:
     if abi < MINIMUM_ABI:
         raise SetupError(f"Landlock ABI {abi}, {MINIMUM_ABI} is needed ({os.strerror(why)})")
     ruleset = _Ruleset(abi, network=policy.flag(b"network"))
-    hidden = policy.all(b"hidden")
     roots = policy.all(b"root")
-    for path, folder in _each_opened([b"/"]):
+    hidden = _Exceptions(policy.all(b"hidden"))
+    for folder in _each_opened([b"/"]):
         ruleset.grant(folder, _READ_DIR)
-        _grant_except(ruleset, folder, path, [*hidden, b"/dev"], _READ)
-    for path, folder in _each_opened([*roots, *policy.all(b"readable")]):
-        _grant_except(ruleset, folder, path, hidden, _READ)
-    for path, folder in _each_opened([b"/dev"]):
-        for name in _DEVICES:
-            device = os.open(name, _OPEN, dir_fd=folder)
-            ruleset.grant(device, _READ | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV)
-            os.close(device)
-        if policy.flag(b"shared-memory") and b"shm" in _entries(folder):
-            shared = os.open(b"shm", _OPEN, dir_fd=folder)
-            _grant_except(ruleset, shared, path + b"/shm", hidden, _READ | _CHANGE)
-            os.close(shared)
-    kept = [*hidden, *policy.all(b"protected")]
-    for path, folder in _each_opened(roots):
-        _grant_except(ruleset, folder, path, kept, _READ | _CHANGE)
+        _Exceptions([*policy.all(b"hidden"), b"/dev"]).grant(ruleset, folder, _READ)
+    for folder in _each_opened([*roots, *policy.all(b"readable")]):
+        hidden.grant(ruleset, folder, _READ)
+    for device in _each_opened(_existing(*_DEVICES)):
+        ruleset.grant(device, _READ | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV)
+    if policy.flag(b"shared-memory"):
+        for folder in _each_opened(_existing(b"/dev/shm")):
+            hidden.grant(ruleset, folder, _READ | _CHANGE)
+    kept = _Exceptions([*policy.all(b"hidden"), *policy.all(b"protected")])
+    for folder in _each_opened(roots):
+        kept.grant(ruleset, folder, _READ | _CHANGE)
     return ruleset
 
 

@@ -8,10 +8,10 @@ kill left open in a turn that ended ``interrupted`` is no defect.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runner.errors import LogError
+from runner.record import mutable_record
 from runner.session.events import (
     ApprovalAsked,
     ApprovalDecided,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from runner.session.events import Event
 
 
-@dataclass(slots=True)
+@mutable_record
 class OpenCall:
     """One call block of the open step, with the seqs of its message, its ``tool/call`` and its result."""
 

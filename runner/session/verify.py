@@ -9,12 +9,12 @@ a full rewrite. No effect on the prefix cache.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import orjson
 
 from runner.errors import LogError
+from runner.record import field, mutable_record
 from runner.session import codec
 from runner.session.events import ArtifactWritten, LogSeal, RunEnd, StepStart, TurnStart
 from runner.session.header import CHAIN, is_chained
@@ -35,7 +35,7 @@ _MAX_MANIFEST = 64 * 1024 * 1024
 _READ = 1024 * 1024
 
 
-@dataclass(slots=True)
+@mutable_record
 class Verification:
     """What was verified. Counts are of this log alone, ``children`` have their own.
 

@@ -6,8 +6,9 @@ they return in ``ToolOutcome.events``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+from runner.record import field, mutable_record, record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from runner.session.events import Event
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Invocation:
     """One allowed call, about to run.
 
@@ -43,7 +44,7 @@ class Invocation:
     may_escalate: bool = False
 
 
-@dataclass(slots=True)
+@mutable_record
 class ToolOutcome:
     """What a call gave, before spill and redaction.
 

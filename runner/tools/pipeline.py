@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runner import diagnostics
@@ -21,6 +20,7 @@ from runner.approvals.policy import DEFAULT_RULE, Decision
 from runner.approvals.resolver import Resolution
 from runner.errors import ErrorCode, InternalError, RunnerError
 from runner.messages import text_of
+from runner.record import field, mutable_record, record
 from runner.session.events import ApprovalAsked, ApprovalDecided, Redaction
 from runner.tools.base import Invocation, ToolOutcome
 
@@ -53,14 +53,14 @@ _PROBLEMS = 5
 _PROBLEM_CHARS = 300
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Denial:
     """A guard's refusal. There is no opposite: a guard that does not deny returns None."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PreparedCall:
     """A call that is valid and that the policy allows.
 
@@ -88,7 +88,7 @@ class PreparedCall:
         return not self.safe or self.facts.command is not None or bool(self.facts.write)
 
 
-@dataclass(slots=True)
+@mutable_record
 class PerformedCall:
     """A call on its way to becoming a result: run, or refused.
 
@@ -109,7 +109,7 @@ class PerformedCall:
     replaced: str | None = None
 
 
-@dataclass(slots=True)
+@mutable_record
 class CallResult:
     """What stands in ``tool/result``, and the events to be written before it."""
 
@@ -130,7 +130,7 @@ class CallResult:
         return self.error in DENIALS
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finalized:
     """Content as the model sees it.
 

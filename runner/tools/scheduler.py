@@ -10,10 +10,10 @@ two. No effect on the prefix cache: results are appended.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runner.errors import ErrorCode, RunnerError
+from runner.record import field, mutable_record
 from runner.session.events import ToolCall, ToolResult
 from runner.tools.base import ToolOutcome
 from runner.tools.pipeline import CallResult, PerformedCall, PreparedCall, abort, error_record
@@ -33,7 +33,7 @@ _Begun = tuple[int, PreparedCall | PerformedCall]
 _REFUSED_AUTHORITY = (ErrorCode.POLICY_DENIED, ErrorCode.GUARD_DENIED, ErrorCode.TOOL_MASKED)
 
 
-@dataclass(slots=True)
+@mutable_record
 class CallReport:
     """What the calls of one reply came to.
 
@@ -48,7 +48,7 @@ class CallReport:
     output_bytes: int = 0
 
 
-@dataclass(slots=True)
+@mutable_record
 class _Step:
     """One run of the scheduler: where it is, and why it must stop."""
 

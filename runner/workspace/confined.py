@@ -6,10 +6,10 @@ is read-only, whatever the profile allows the agent.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runner.permission import Mode
+from runner.record import replace
 from runner.sandbox.executor import Executor
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import re
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from runner.errors import ConfigError
+from runner.record import field, record
 from runner.sandbox.base import ProcessResult
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class RunGit(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Repository:
     """A git repository that holds a workspace.
 

@@ -15,11 +15,11 @@ import os
 import pwd
 import shutil
 import stat
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, StorageError
+from runner.record import field, mutable_record
 from runner.workspace.git import find_repository, git, output_text, refuse_credentials
 from runner.workspace.snapshot import (
     EMPTY_TREES,
@@ -47,7 +47,7 @@ MARKER = "nightshift.json"
 """File in a worktree's administrative folder; its owner holds a lock on it."""
 
 
-@dataclass(slots=True)
+@mutable_record
 class Workspace:
     """A directory an agent may work in.
 

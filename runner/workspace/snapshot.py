@@ -14,11 +14,11 @@ import os
 import re
 import shutil
 import struct
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, ErrorCode, RunnerError, StorageError
+from runner.record import as_dict, record
 from runner.workspace.git import base_environment, find_repository, git, git_path, output_text
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _GITLINK = 0o160000
 _ASSUME_VALID, _EXTENDED, _SKIP_WORKTREE = 0x8000, 0x4000, 0x4000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Base:
     """What the agent began with.
 
@@ -60,7 +60,7 @@ class Base:
         return {"commit": self.commit, "tree": self.tree, "dirty": self.dirty}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Snapshot:
     """A recorded base, ready for a patch.
 
@@ -103,7 +103,7 @@ class Snapshot:
 
     def as_json(self) -> JsonObject:
         """The whole record, for the session's state directory."""
-        return {**asdict(self), "nested": [inner.as_json() for inner in self.nested]}
+        return {**as_dict(self), "nested": [inner.as_json() for inner in self.nested]}
 
     @classmethod
     def from_json(cls, value: JsonObject) -> Snapshot:
@@ -125,7 +125,7 @@ def _sparse_settings(sparse: bool) -> dict[str, str]:
 # --- the index of the user's repository --------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class IndexCopy:
     """An index file with the private marks off, and what it holds.
 

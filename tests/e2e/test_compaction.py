@@ -105,8 +105,8 @@ def test_a_summary_that_does_not_shrink_is_tried_twice_and_then_the_oldest_resul
 ) -> None:
     """Two tries, compaction/end with an error, then first lines only."""
     workspace = make_repo(files(*[3_900] * 5))
-    long = {"text": "x" * 40_000}
-    responses = [*(read(f"f{n}.txt") for n in range(5)), long, long, DONE]
+    long: dict[str, Any] = {"text": "x" * 40_000}
+    responses: list[dict[str, Any]] = [*(read(f"f{n}.txt") for n in range(5)), long, long, DONE]
 
     finished = run_nightshift("run", scripted_task(responses, profile=small_window()), "--workspace", workspace)
 
@@ -182,7 +182,7 @@ def test_a_long_result_spills_and_can_be_read_again(
     run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
 ) -> None:
     """Head and tail for the model, the whole text as an artifact, ranges by read_file."""
-    responses = [
+    responses: list[dict[str, Any]] = [
         {"calls": [{"tool": "shell", "args": {"command": "seq 1 40000"}}]},
         {
             "calls": [{"tool": "read_file", "args": {"path": "spill:call_1_0", "offset": 20000, "limit": 2}}],
