@@ -114,6 +114,7 @@ class _Conversation:
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin, False)
         self._next_id = 0
+        self._answered = False
 
     def kill(self) -> None:
         """End the worker; whoever waits for its answer learns that it is gone."""
@@ -127,7 +128,9 @@ class _Conversation:
         return code
 
     def failure(self) -> str | None:
-        """After ``kill`` or the worker's own end: why the sandbox did not start it, None if it did."""
+        """After the worker's end: why the sandbox did not start it, None if it did."""
+        if self._answered:
+            return None
         self._process.wait(_WORKER_GRACE)
         text = os.pread(self._errors, 8_192, 0).decode("utf-8", "backslashreplace").strip()
         return (text or "no message") if self._command.wrapper_failed(0, text.encode()) else None
@@ -147,6 +150,7 @@ class _Conversation:
         wait = _Wait(deadline, cancellation)
         self._send(request + b"\n", wait)
         answer: dict[str, Any] = json.loads(self._receive(wait))
+        self._answered = True
         if answer.pop("id") != self._next_id:
             raise InternalError("the file worker answered another request")
         return answer
