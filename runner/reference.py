@@ -150,6 +150,7 @@ def pages(written: Mapping[str, str]) -> dict[str, str]:
         written: Name and text of the pages that people write; the index lists them, too.
     """
     builders: dict[str, Callable[[], str]] = {
+        "artifacts.md": artifacts_page,
         "commands.md": commands_page,
         "errors.md": errors_page,
         "events.md": events_page,
