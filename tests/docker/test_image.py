@@ -7,6 +7,7 @@ a registry of images. A missing engine fails these tests; it does not skip them.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUITE = "bookworm"
-PACKAGES = "git,python3,python3-venv"
+PACKAGES = "bubblewrap,git,python3,python3-venv"  # bubblewrap, to see that it is tried and found not to work
 UNUSED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "dev")
 
 DEMO = "python -c 'import runner, pathlib; print(pathlib.Path(runner.__file__).parent / \"configs/demo/run.py\")'"
@@ -129,11 +130,14 @@ def test_the_image_holds_no_wheels_and_no_sources(built: Built) -> None:
 
 
 def test_in_a_default_container_landlock_is_chosen(built: Built) -> None:
-    """A default container forbids new namespaces: doctor says so and finds Landlock working."""
-    doctor = built.run(["doctor"])
+    """A default container forbids new namespaces: doctor says so and chooses Landlock."""
+    doctor = built.run(["doctor", "--json"])
 
     assert doctor.exit_code == 0, doctor.output
-    assert "landlock" in doctor.output
+    found = json.loads(doctor.output)
+    working = {entry["backend"]: entry["ok"] for entry in found["backends"]}
+    assert working == {"bubblewrap": False, "landlock": True}
+    assert found["chosen"] == "landlock"
 
 
 @pytest.mark.parametrize(
