@@ -287,6 +287,23 @@ def test_no_tracing_and_no_foreign_memory(box: Box, victim: subprocess.Popen[byt
     assert result.output == b"tried\n"
 
 
+def test_the_view_of_other_processes_is_as_listed(box: Box, victim: subprocess.Popen[bytes]) -> None:
+    """Seeing, renicing and sharing IPC objects with the host: only where the backend says so."""
+    listed = set(box.executor().not_enforced(Mode.WORKSPACE_WRITE))
+    before = os.getpriority(os.PRIO_PROCESS, victim.pid)
+    script = 'grep -c sleep "/proc/$1/cmdline"; renice -n 5 -p "$1" > /dev/null; ipcmk -Q | tr -dc 0-9'
+    result = box.run(script, victim.pid)
+    seen, queue = (*result.output.decode().splitlines()[:1], result.output.decode().split()[-1])
+    queues = {line.split()[1] for line in Path("/proc/sysvipc/msg").read_text().splitlines()[1:]}
+    if queue in queues:
+        subprocess.run(["ipcrm", "-q", queue], check=True)
+
+    assert (seen == "1") == ("pid_isolation" in listed), result.output
+    # Root's own capabilities protect its priority as well, so it may be kept although it is listed.
+    assert os.getpriority(os.PRIO_PROCESS, victim.pid) == before or "priority" in listed
+    assert (queue in queues) == ("ipc_isolation" in listed)
+
+
 def test_the_child_environment_holds_nothing_but_the_allowlist(box: Box) -> None:
     """A key in the runner's environment is not in the command's, nor in that of its wrapper."""
     environ = {
