@@ -144,6 +144,7 @@ def test_an_ordinary_user_is_confined_too(home_of_nobody: Path, backend: str) ->
     assert "top-secret-value" not in found["runner"][1]
     assert found["unshare"][1].endswith("denied\n") or "made" not in found["unshare"][1]
     assert "sudo\n" not in found["unshare"][1].replace("sudo: ", "")
-    assert 100 < int(found["forks"]) <= 150
+    # Where the kernel counts all of a user's processes, those that end meanwhile make room for others.
+    assert 100 < int(found["forks"]) <= 170
     assert int(found["more forks"]) == 400
     assert "process_limit" not in found["not enforced"]

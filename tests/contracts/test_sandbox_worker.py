@@ -98,6 +98,7 @@ def test_ten_threads_share_few_workers(box: Box) -> None:
     for number in range(10):
         (box.workspace / "src" / f"file-{number}").write_text(f"text {number}\n")
     executor = box.executor()
+    before = children_of(os.getpid())
     with ThreadPoolExecutor(11) as pool:
         slow = pool.submit(call, executor, box, "grep", timeout=2, **slow_search(box))
         time.sleep(0.2)
@@ -109,7 +110,7 @@ def test_ten_threads_share_few_workers(box: Box) -> None:
         assert slow.result()["code"] == "TIMEOUT"
 
     assert texts == [f"text {number % 10}\n" for number in range(200)]
-    assert len(children_of(os.getpid())) <= 4
+    assert 1 <= len(set(children_of(os.getpid())) - set(before)) <= 3
 
 
 def test_a_large_answer_and_a_large_request_come_through(box: Box) -> None:
