@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-HEAVY = ["httpx", "pydantic", "structlog", "yaml", "jsonschema_rs", "tree_sitter", "ctypes", "wcmatch", "asyncio"]
+HEAVY = ["httpx", "pydantic", "structlog", "yaml", "jsonschema_rs", "tree_sitter", "ctypes", "asyncio"]
 
 WATCH_IMPORT = """
 import json, os, sys
