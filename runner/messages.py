@@ -6,7 +6,7 @@ memory and disk: a message in the log is the message in the program.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 JsonObject = dict[str, Any]
 
@@ -130,3 +130,17 @@ def total_tokens(usage: Usage) -> int:
         + usage.get("cacheWriteTokens", 0)
         + usage["outputTokens"]
     )
+
+
+def add_usage(first: Usage | None, second: Usage | None) -> Usage | None:
+    """The sum of two usages, bucket by bucket; a bucket that only one has is that one's."""
+    if first is None or second is None:
+        return first or second
+    total: JsonObject = {**first}
+    for bucket, amount in second.items():
+        before = total.get(bucket)
+        if isinstance(amount, bool):
+            total[bucket] = amount or bool(before)
+        elif isinstance(amount, int):
+            total[bucket] = amount + (before or 0)
+    return cast("Usage", total)

@@ -98,12 +98,16 @@ class Evidence:
 
 @record
 class CheckOutcome:
-    """One check over all its attempts; ``passed`` is that of the last one. ``duration_ms`` sums up."""
+    """One check over all its attempts; ``duration_ms`` sums up, the rest is that of the last one.
+
+    ``output`` is the end of what it printed if it failed.
+    """
 
     name: str
     passed: bool
     attempts: int
     duration_ms: int
+    output: str | None = None
 
 
 @record
@@ -414,6 +418,7 @@ class OutcomeFold:
             event.passed,
             before.attempts + 1 if before else 1,
             event.duration_ms + (before.duration_ms if before else 0),
+            event.output,
         )
 
     def _setup_end(self, event: ev.SetupEnd) -> None:

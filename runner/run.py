@@ -97,6 +97,7 @@ class _Run:
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
     backend: Backend | None = None
     executor: Executor | None = None
+    unsaved: bool = False
     causes: list[Cause] = field(default_factory=list)
 
 
@@ -133,7 +134,7 @@ def run_task(
     session_id = f"session-{uuid.uuid4()}"
     directory = (options.artifacts or default_root(environ) / session_id).absolute()
     check_artifacts_dir(directory, spec.task.workspace.path, spec.profile.sandbox.writable)
-    state = Path(tempfile.mkdtemp(prefix="nightshift-"))
+    state, kept = Path(tempfile.mkdtemp(prefix="nightshift-")), False
     try:
         wanted = spec.task.workspace
         with prepare_workspace(
@@ -158,10 +159,17 @@ def run_task(
                     log=log,
                     fold=RunFold({**header, "createdAt": _now_ms()}, prices=model.prices),
                 )
-                return _run_in_log(run, provider)
+                finished = _run_in_log(run, provider)
+            if run.unsaved and workspace.isolation != "in-place":
+                # Without a patch this directory is the only place where the agent's work still is.
+                workspace.close(keep=True)
+                kept = True
+                diagnostics.warning("no patch could be made, so the workspace is kept", path=workspace.path)
+            return finished
     finally:
         provider.close()
-        shutil.rmtree(state, ignore_errors=True)
+        if not kept:
+            shutil.rmtree(state, ignore_errors=True)
 
 
 def _run_in_log(run: _Run, provider: Provider) -> FinishedRun:
@@ -274,6 +282,7 @@ def _build_executor(run: _Run) -> Executor:
         "environment": child_environment(
             run.environ, spec, home=str(run.state / "home"), tmp=str(run.state / "tmp"), secrets=run.secrets
         ),
+        "readable": run.workspace.readable,
     }
     tightens = any(rule.mode is not None for rule in profile.policy.rules)
     if profile.mode is not Mode.DANGER_FULL_ACCESS or spec.require or tightens:
@@ -347,11 +356,13 @@ def _finish(run: _Run) -> FinishedRun:
     store = ArtifactStore(run.directory, append=run.log.append)
     patch: PatchInfo | None = None
     missing: list[str] = []
+    run.unsaved = True
     with _Collected(run.causes):
         if run.executor is not None:
             run.executor.stop_background()
     with _Collected(run.causes):
         patch = _write_patch(run, store)
+        run.unsaved = False
     with _Collected(run.causes):
         missing = [str(output) for output in store.copy_outputs(run.workspace.path, run.spec.task.files)]
     reason = run.cancellation.reason
@@ -359,7 +370,7 @@ def _finish(run: _Run) -> FinishedRun:
         run.causes.append(cancelled_by(reason))
     outcome = run.fold.outcome.outcome(
         missing_outputs=missing,
-        patch_missing=run.spec.task.patch_required and patch is None,
+        patch_missing=run.spec.task.patch_required and patch is None and not run.unsaved,
         causes=run.causes,
         checks=[check.name for check in run.spec.task.checks],
     )

@@ -139,6 +139,7 @@ class Loop:
         self._occupancy = Occupancy()
         self._checked_generation = -1
         self._denied = False
+        self._limited = False
         self._rebuild_due = True
         log.observers.append(self._observe)
 
@@ -184,6 +185,8 @@ class Loop:
                 return
             if not self._run_turn():
                 return
+        if self._cancellation.reason == "wall" and not self._limited:
+            self._log_limit(self._wall_state())
 
     def _run_turn(self) -> bool:
         """One turn; returns whether another may follow."""
@@ -293,8 +296,7 @@ class Loop:
 
     def _end_step(self) -> None:
         try:
-            self.append(ev.StepEnd(turn=self.turn, step=self.step))
-            self._log.seal()
+            self._log.seal(ev.StepEnd(turn=self.turn, step=self.step))
             self._log.schedule_sync()
         except StorageError as error:
             diagnostics.warning("the step could not be closed in the log", error=error.message)
@@ -306,12 +308,14 @@ class Loop:
         if reason is None:
             return
         if reason == "wall":
-            self._budget.check()
-            state = LimitState("wall", self._budget.used("wall"), self._budget.limit("wall") or 0)
-            raise LimitExceeded(state)
+            raise LimitExceeded(self._wall_state())
         raise Stop("signal", reason)
 
+    def _wall_state(self) -> LimitState:
+        return LimitState("wall", self._budget.used("wall"), self._budget.limit("wall") or 0)
+
     def _log_limit(self, state: LimitState) -> None:
+        self._limited = True
         self.append(ev.LimitReached(name=state.name, used=state.used, max=state.max, percent=100))
 
     def _limit_notices(self) -> list[Message]:

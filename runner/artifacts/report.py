@@ -216,7 +216,11 @@ def _checks(outcome: Outcome) -> list[str]:
         )
         for check in outcome.checks
     ]
-    return ["## Checks", _table(("check", "last attempt", "attempts", "time"), rows)]
+    parts = ["## Checks", _table(("check", "last attempt", "attempts", "time"), rows)]
+    for check in outcome.checks:
+        if not check.passed and check.output:
+            parts += [f"The end of what {code_span(check.name)} printed:", code_block(check.output)]
+    return parts
 
 
 def _cost(usage: JsonObject, facts: Facts) -> list[str]:

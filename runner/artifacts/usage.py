@@ -9,16 +9,17 @@ grows by one row a request and one number a message. Reads events only; no effec
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from runner.artifacts.schema import SCHEMA_VERSION, Field, ordered
+from runner.messages import add_usage
 from runner.outcome import StepCount, is_new_result, result_call_id, result_state
 from runner.session import events as ev
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from runner.messages import JsonObject
+    from runner.messages import JsonObject, Usage
     from runner.providers.base import Prices
 
 BUCKETS = {
@@ -397,6 +398,10 @@ class UsageFold:
     def _compaction_end(self, event: ev.CompactionEnd) -> None:
         row, self._summary = self._summary_row(event.turn, event.time), None
         row.duration = round(event.time - row.started)
+        if event.refused_usage is not None:
+            total = add_usage(cast("Usage | None", row.usage), event.refused_usage)
+            row.answered, row.usage = True, dict(total or {})
+            row.model, row.provider = row.model or self._model, row.provider or self._provider
         self._compactions += event.error is None
 
     # --- tools and children -------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from runner.agent.prompt import user_message
 from runner.errors import ErrorCode, ProviderError
-from runner.messages import text_of
+from runner.messages import add_usage, text_of
 from runner.session.events import (
     AssistantMessage,
     CompactionEnd,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from runner.agent.hook import RequestAccess
     from runner.agent.settings import CompactionSpec
-    from runner.messages import Message
+    from runner.messages import Message, Usage
     from runner.session.events import Event
 
 INSTRUCTION = """\
@@ -75,6 +75,7 @@ class Summariser:
         self._provider = provider
         self._model = spec.summary_model or model
         self._new_id = new_id
+        self._refused: Usage | None = None
 
     def compact(self, access: RequestAccess) -> bool:
         """Replace the older part by a summary; False when there is nothing to compact or it failed.
@@ -91,17 +92,22 @@ class Summariser:
         compaction_id = self._new_id()
         access.append(CompactionStart(compaction_id=compaction_id, turn=access.turn))
         failure = "no usable summary after two tries"
+        self._refused = None
         for _ in range(2):
             try:
                 if self._try(access, nodes[start:end], compaction_id):
-                    access.append(CompactionEnd(compaction_id=compaction_id, turn=access.turn))
+                    access.append(
+                        CompactionEnd(compaction_id=compaction_id, turn=access.turn, refused_usage=self._refused)
+                    )
                     return True
             except ProviderError as error:
                 failure = error.message
                 if error.code is not ErrorCode.CONTEXT_EXHAUSTED:
                     break
         error_data = {"code": ErrorCode.CONTEXT_EXHAUSTED.name, "message": failure}
-        access.append(CompactionEnd(compaction_id=compaction_id, turn=access.turn, error=error_data))
+        access.append(
+            CompactionEnd(compaction_id=compaction_id, turn=access.turn, error=error_data, refused_usage=self._refused)
+        )
         return False
 
     def _try(self, access: RequestAccess, shadowed: Sequence[Event], compaction_id: str) -> bool:
@@ -118,6 +124,7 @@ class Summariser:
             _LEAD + text, message_id=self._new_id(), kind="plugin", plugin="compact", compactionId=compaction_id
         )
         if not text or estimate_message(summary, cautious) >= before:
+            self._refused = add_usage(self._refused, usage)
             return False
         span = {"start": shadowed[0].seq, "end": shadowed[-1].seq}
         seqs = [node.seq for node in shadowed]

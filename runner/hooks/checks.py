@@ -103,7 +103,7 @@ class ChecksHook(Hook):
         mode: Permission mode they run in.
         cancellation: Goes up when the run is cancelled; then no further check starts.
         append: Writes an event.
-        redact: Takes secrets out of a text that the model will see.
+        redact: Takes secrets out of what a check printed, before anybody sees it.
         new_id: Gives message ids.
         attempts: Attempts an earlier part of the session made, by name: all that failed.
     """
@@ -138,8 +138,7 @@ class ChecksHook(Hook):
         failed = [result for result in results if not result.passed]
         if not failed or self._cancellation.cancelled or any(result.retries_left < 0 for result in failed):
             return ()
-        text = self._redact(followup_text(failed))
-        return [user_message(text, message_id=self._new_id(), kind="plugin", plugin="checks")]
+        return [user_message(followup_text(failed), message_id=self._new_id(), kind="plugin", plugin="checks")]
 
     def run_all(self) -> list[CheckResult]:
         """Run every check once, in order; stops early when the run is cancelled.
@@ -166,8 +165,16 @@ class ChecksHook(Hook):
         )
         passed = result.exit_code == 0
         duration = round(result.duration * 1000)
+        output = self._redact(output_tail(result.output))
         self._append(
-            CheckEnd(name=check.name, attempt=attempt, passed=passed, exit_code=result.exit_code, duration_ms=duration)
+            CheckEnd(
+                name=check.name,
+                attempt=attempt,
+                passed=passed,
+                exit_code=result.exit_code,
+                duration_ms=duration,
+                output=None if passed else output,
+            )
         )
         if not passed:
             self._failures[check.name] = self._failures.get(check.name, 0) + 1
@@ -177,7 +184,7 @@ class ChecksHook(Hook):
             passed=passed,
             exit_code=result.exit_code,
             duration_ms=duration,
-            output=output_tail(result.output),
+            output=output,
             reason=_reason(result, check.timeout),
             retries_left=check.retries - self._failures.get(check.name, 0),
         )

@@ -404,11 +404,15 @@ class CompactionSummary(Event, type="compaction/summary", writer="compaction", r
 
 
 class CompactionEnd(Event, type="compaction/end", writer="compaction", readers="usage, show"):
-    """The compaction of the same id is over; ``error`` when it changed nothing."""
+    """The compaction of the same id is over; ``error`` when it changed nothing.
+
+    ``refusedUsage`` is what tries cost that gave no usable summary.
+    """
 
     compaction_id: str = wire("string", "compactionId")
     turn: int = wire("integer")
     error: JsonObject | None = wire("object", default=None)
+    refused_usage: Usage | None = wire("object", "refusedUsage", default=None)
 
 
 class CompactionPrune(Event, type="compaction/prune", writer="compaction", readers="usage, show"):
@@ -609,13 +613,17 @@ class CheckStart(Event, type="check/start", writer="hooks.checks", readers="outc
 
 
 class CheckEnd(Event, type="check/end", writer="hooks.checks", readers="outcome, reports", ignorable=True):
-    """A check command ended. The last attempt of each check decides."""
+    """A check command ended. The last attempt of each check decides.
+
+    ``output`` is the end of what a failing attempt printed, without secrets.
+    """
 
     name: str = wire("string")
     attempt: int = wire("integer")
     passed: bool = wire("boolean")
     exit_code: int | None = wire("integer", "exitCode", default=None)
     duration_ms: int = wire("integer", "durationMs")
+    output: str | None = wire("string", default=None)
 
 
 class LimitReached(Event, type="limit/reached", writer="agent.loop", readers="outcome, reports", ignorable=True):

@@ -233,15 +233,19 @@ class SessionLog:
                 self._notify(held.event())
             return held.seq
 
-    def seal(self) -> LogSeal:
-        """Write a seal over everything before it, held chunks included.
+    def seal(self, *events: Event) -> LogSeal:
+        """Write ``events`` and a seal over everything before it, held chunks included, with one flush.
 
         Raises:
+            InternalError: As ``append``; nothing was written.
             StorageError: STORAGE_FAILED, it cannot be written.
         """
         with self._lock:
             self._check_usable()
             self._put_held()
+            for before in events:
+                self._put(self._line_of(before))
+                self._next_seq += 1
             event = LogSeal(lines=self._lines, sha256="", seq=self._next_seq, time=self._clock())
             start = codec.seal_start(seq=event.seq, time=event.time, lines=event.lines)
             sealed = self._hash.copy()
@@ -251,6 +255,8 @@ class SessionLog:
             self._next_seq += 1
             self._flush()
             grown = self._decoded_bytes - self._packed_bytes
+            for before in events:
+                self._notify(before)
         if grown >= max(_PACK_FROM, self._packed_bytes) and self._decoded_bytes <= _PACK_LIVE:
             self._pack_live()
         self._notify(event)

@@ -115,6 +115,10 @@ def test_a_summary_that_does_not_shrink_is_tried_twice_and_then_the_oldest_resul
     assert end["error"]["code"] == "CONTEXT_EXHAUSTED"
     assert [data["purpose"] for data in finished.data_of("request/sent")].count("summary") == 2
     assert len(finished.data_of("compaction/prune")) >= 1
+    # Both tries are paid for, and the totals say so.
+    usage = json.loads((finished.artifacts / "usage.json").read_text())
+    [row] = [row for row in usage["perStep"] if row["purpose"] == "summary"]
+    assert row["output"] == end["refusedUsage"]["outputTokens"] > 20_000
     assert_consistent(finished, run_nightshift)
 
 

@@ -63,13 +63,16 @@ def test_a_task_whose_check_passes_exits_0(
 
 
 def test_a_failing_check_exits_1(run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo) -> None:
-    """TASK_FAILED, and the failing check stands in the result."""
-    task = scripted_task([shell("true"), DONE], task={"checks": [{"name": "never", "run": "exit 3"}]})
+    """TASK_FAILED; the failing check stands in the result, what it printed in the report."""
+    task = scripted_task(
+        [shell("true"), DONE], task={"checks": [{"name": "never", "run": "echo 2 of 3 failed; exit 3"}]}
+    )
 
     finished = run_nightshift("run", task, "--workspace", make_repo())
 
     assert finished.exit_code == 1, finished.stderr
     assert finished.result["code"] == "TASK_FAILED"
+    assert "2 of 3 failed" in (finished.artifacts / "summary.md").read_text()
     assert [check["passed"] for check in finished.result["checks"]] == [False]
     assert_whole(finished, run_nightshift)
 
@@ -224,6 +227,21 @@ def test_a_limit_exits_5(
 
     assert finished.exit_code == 5, finished.stderr
     assert [data["name"] for data in finished.data_of("limit/reached") if data["percent"] == 100] == [name]
+    assert_whole(finished, run_nightshift)
+
+
+def test_the_wall_limit_ends_a_check_too(
+    run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
+) -> None:
+    """It is the limit that ended the run, not the check that failed."""
+    task = scripted_task(
+        [DONE], task={"checks": [{"name": "slow", "run": "sleep 30"}]}, profile={"limits": {"wall": "2s"}}
+    )
+
+    finished = run_nightshift("run", task, "--workspace", make_repo())
+
+    assert finished.exit_code == 5, finished.stderr
+    assert [data["name"] for data in finished.data_of("limit/reached")] == ["wall"]
     assert_whole(finished, run_nightshift)
 
 
