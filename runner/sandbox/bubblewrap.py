@@ -9,10 +9,11 @@ a mount point. Writes no events; no effect on the prefix cache.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import stat
 import sys
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from runner.errors import SandboxError
@@ -20,6 +21,7 @@ from runner.permission import Mode
 from runner.sandbox import layout, seccomp
 from runner.sandbox.base import PROPERTIES, ConfinedCommand
 from runner.sandbox.launch import memory_file
+from runner.sandbox.supervisor import tasks_of_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,14 +55,24 @@ def _capped(kind: int, value: int) -> int:
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
 
+@cache
+def _counts_per_namespace() -> bool:
+    """Whether the kernel counts a user's processes for each user namespace (Linux 5.14) or all together."""
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return version is not None and (int(version[1]), int(version[2])) >= (5, 14)
+
+
 def _limits(program: str, limits: SandboxLimits) -> list[str]:
+    processes = limits.processes
+    if os.geteuid() != 0 and not _counts_per_namespace():
+        processes += tasks_of_user(os.getuid())
     return [
         program,
         "--core=0",
         # Data, not address space: run-times reserve far more addresses than they ever use.
         f"--data={_capped(resource.RLIMIT_DATA, limits.memory)}",
         f"--fsize={_capped(resource.RLIMIT_FSIZE, limits.file_size)}",
-        f"--nproc={_capped(resource.RLIMIT_NPROC, limits.processes)}",
+        f"--nproc={_capped(resource.RLIMIT_NPROC, processes)}",
         "--",
     ]
 
@@ -80,7 +92,7 @@ def _program_folders(search_path: str) -> list[str]:
     return _folders(folders)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _own_folders() -> list[str]:
     return _folders((sys.prefix, sys.base_prefix, os.path.dirname(__file__)))
 

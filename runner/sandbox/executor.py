@@ -75,7 +75,7 @@ def session_policy(
         workspace=workspace,
         tmp=folders["tmp"],
         home=folders["home"],
-        environment={**environment, **private},
+        environment={**environment, **_git_trust(workspace), **private},
         writable=tuple(os.path.realpath(path) for path in spec.writable),
         hidden=tuple(hidden),
         readable=tuple(os.path.realpath(path) for path in readable),
@@ -85,6 +85,13 @@ def session_policy(
         keep_dac=spec.keep_dac,
         limits=spec.limits,
     )
+
+
+def _git_trust(workspace: str) -> dict[str, str]:
+    """Lets git work in a workspace of another owner, for these commands and this folder only."""
+    if os.stat(workspace).st_uid == os.geteuid():
+        return {}
+    return {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": workspace}
 
 
 def _require_owner(workspace: str, spec: SandboxSpec) -> None:
@@ -515,16 +522,26 @@ class Executor:
         return left
 
     def stop_background(self) -> list[str]:
-        """End all background processes; returns the calls whose processes were still running."""
+        """End all background processes; returns the calls whose processes were still running.
+
+        Raises:
+            SandboxError: SANDBOX_UNAVAILABLE, one of them cannot be killed.
+        """
         with self._lock:
             stopping, self._background = self._background, {}
         running_still = [call for call, running in stopping.items() if not running.exited()]
         for running in stopping.values():
             running.terminate()
         until = time.monotonic() + process.GRACE
+        failed = None
         for running in stopping.values():
-            running.stop(max(0.0, until - time.monotonic()))
+            try:
+                running.stop(max(0.0, until - time.monotonic()))
+            except SandboxError as error:
+                failed = error  # the others must end all the same
             running.command.finish()
+        if failed is not None:
+            raise failed
         return running_still
 
     def worker(self, mode: Mode) -> Worker:
@@ -536,8 +553,10 @@ class Executor:
 
     def close(self) -> None:
         """End everything this session started. May be called twice."""
-        self.stop_background()
-        with self._lock:
-            workers, self._workers = self._workers, {}
-        for worker in workers.values():
-            worker.close()
+        try:
+            self.stop_background()
+        finally:
+            with self._lock:
+                workers, self._workers = self._workers, {}
+            for worker in workers.values():
+                worker.close()

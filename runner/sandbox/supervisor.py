@@ -315,7 +315,7 @@ def _build_ruleset(policy: _Policy) -> _Ruleset:
     return ruleset
 
 
-def _tasks_of_user(user: int) -> int:
+def tasks_of_user(user: int) -> int:
     """Threads this user has now, all processes together."""
     total = 0
     for name in os.listdir("/proc"):
@@ -343,7 +343,7 @@ def _apply_limits(policy: _Policy) -> None:
     user = os.getuid()
     if user != 0:
         # The kernel counts all processes of the user, so those that are there already are added.
-        _lower(resource.RLIMIT_NPROC, policy.number(b"processes") + _tasks_of_user(user))
+        _lower(resource.RLIMIT_NPROC, policy.number(b"processes") + tasks_of_user(user))
 
 
 def _drop_capabilities(libc: ctypes.CDLL, kept: int) -> None:

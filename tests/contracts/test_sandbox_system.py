@@ -137,6 +137,7 @@ def test_keep_dac_keeps_the_two_file_capabilities_of_root_only(box: Box) -> None
     assert result.output.splitlines()[0] == b"CapEff:\t000000000000000a", result.output
     assert (box.workspace / "README").read_text() == "x\n"
     box.assert_untouched()
+    assert box.run("git log --format=%s", keep_dac=True).output == b"one\n"
 
 
 def test_devices_are_out_of_reach(box: Box) -> None:
