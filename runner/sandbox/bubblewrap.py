@@ -1,6 +1,6 @@
 """The bubblewrap backend: namespaces, a read-only view of the file system, our system-call filter.
 
-Invariants: the wrapper and ``prlimit`` are found at fixed paths that only root can change, never
+Invariants: the wrapper and what it starts are found at fixed paths that only root can change, never
 on PATH. Mounts are ordered by depth, so the deeper path decides. Paths travel by descriptor, not on a
 command line that others can read. What can be moved out from under a protection is itself made
 a mount point. Writes no events; no effect on the prefix cache.
@@ -88,7 +88,7 @@ def _program_folders(search_path: str) -> list[str]:
     for entry in search_path.split(":"):
         if entry.startswith("/"):
             around, name = os.path.split(entry.rstrip("/"))
-            folders.append(around if name in ("bin", "sbin") else entry)
+            folders.append(around if name in ("bin", "sbin") and around not in _TEMPORARY else entry)
     return _folders(folders)
 
 
@@ -122,9 +122,11 @@ class _Mounts:
         self._steps.append((layout.depth(path), rank, arguments))
 
     def last(self, arguments: list[str]) -> None:
+        """Do this when all mounts are made."""
         self._late += arguments
 
     def arguments(self) -> list[str]:
+        """The options for all mounts, outermost first."""
         ordered = sorted(self._steps, key=lambda step: step[:2])
         return [argument for _, _, step in ordered for argument in step] + self._late
 
@@ -140,7 +142,7 @@ def _add_root(mounts: _Mounts, root: layout.Root) -> None:
     with os.scandir(path) as entries:
         for entry in entries:
             if not entry.is_symlink():
-                mounts.add(entry.path, ["--bind", entry.path, entry.path])
+                mounts.add(entry.path, ["--bind-try", entry.path, entry.path])
 
 
 def _pin(mounts: _Mounts, path: str, roots: Iterable[layout.Root], pinned: set[str]) -> None:

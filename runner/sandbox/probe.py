@@ -408,9 +408,6 @@ def _process_problem(
     return None
 
 
-# --- what to do about it -------------------------------------------------------------------------
-
-
 def kernel_setting(name: str) -> str | None:
     """Value of a kernel setting such as ``user.max_user_namespaces``, None if the kernel has none of that name."""
     try:

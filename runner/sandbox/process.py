@@ -59,9 +59,6 @@ PIPE = subprocess.PIPE
 DEVNULL = subprocess.DEVNULL
 
 
-# --- the runner itself ---------------------------------------------------------------------------
-
-
 def _prctl(option: int, value: int) -> None:
     import ctypes
 
@@ -117,12 +114,15 @@ def _wait_a_little(pid: int) -> None:
         time.sleep(0.001)
         return
     try:
-        select.select([descriptor], [], [], _TICK)
+        _wait_readable(descriptor, _TICK)
     finally:
         os.close(descriptor)
 
 
-# --- starting ------------------------------------------------------------------------------------
+def _wait_readable(descriptor: int, seconds: float) -> None:
+    poll = select.poll()  # unlike select, it takes descriptors of any number
+    poll.register(descriptor, select.POLLIN)
+    poll.poll(int(min(seconds, _LONGEST_WAIT) * 1000) + 1)
 
 
 class _Marks:
@@ -259,7 +259,7 @@ class RunningProcess:
             if self.exit_fd is None:
                 time.sleep(min(_TICK, left))
             else:
-                select.select([self.exit_fd], [], [], left)
+                _wait_readable(self.exit_fd, left)
         return True
 
     def strays(self) -> list[int]:
@@ -396,9 +396,6 @@ def start(
     finally:
         command.cleanup()
     return RunningProcess(command, process, mark)
-
-
-# --- running to the end --------------------------------------------------------------------------
 
 
 class _Capture:

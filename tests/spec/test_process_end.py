@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -270,6 +271,22 @@ def test_a_started_process_can_be_watched_and_stopped(cancellation: Cancellation
     assert running.exited()
     assert received == b"got hello\n"
     assert not cancellation.cancelled
+
+
+def test_a_runner_with_many_open_files_runs_commands(cancellation: Cancellation) -> None:
+    """Descriptors beyond 1,024 are waited for like any other."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4_096, hard), hard))
+    kept: list[int] = []
+    try:
+        while not kept or kept[-1] < 1_100:
+            kept.append(os.dup(0))
+        assert bash("setsid sleep 60 & echo done", cancellation).output == b"done\n"
+        assert bash("sleep 60", cancellation, timeout=0.2).timed_out
+    finally:
+        for descriptor in kept:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_signals_that_this_program_ignores_are_not_ignored_in_commands(cancellation: Cancellation) -> None:
