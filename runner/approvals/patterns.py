@@ -22,35 +22,42 @@ _GLOB = re.compile(r"[*?]|\[.+\]", re.DOTALL)
 
 
 def _translate(glob: str, *, any_character: str) -> str:
-    """A glob inside one word or path segment as a regular expression."""
-    parts: list[str] = []
+    """A glob inside one word or path segment as a regular expression that needs no backtracking over its stars."""
+    chunks: list[list[str]] = [[]]
     at = 0
     while at < len(glob):
         character = glob[at]
         at += 1
         if character == "*":
-            parts.append(f"{any_character}*")
+            if chunks[-1] or len(chunks) == 1:
+                chunks.append([])
         elif character == "?":
-            parts.append(any_character)
+            chunks[-1].append(any_character)
         elif character == "[":
             # A `]` right behind the bracket is a member of the class.
             close = glob.find("]", at + 1 + (glob[at : at + 1] in ("!", "^")))
             if close < 0:
-                parts.append(re.escape("["))
+                chunks[-1].append(re.escape("["))
                 continue
-            members = (
-                glob[at:close].replace("\\", r"\\").replace("[", r"\[").replace("&&", r"&\&").replace("||", r"|\|")
-            )
-            members = members.replace("~~", r"~\~").replace("--", r"-\-")
-            inverted = members[:1] in ("!", "^")
-            members = members[1:] if inverted else members
-            if members.startswith("]"):
-                members = rf"\{members}"
-            parts.append(f"(?={any_character})[{'^' if inverted else ''}{members}]")
+            chunks[-1].append(f"(?={any_character}){_character_class(glob[at:close])}")
             at = close + 1
         else:
-            parts.append(re.escape(character))
-    return "".join(parts)
+            chunks[-1].append(re.escape(character))
+    first, *others = ["".join(chunk) for chunk in chunks]
+    if not others:
+        return first
+    # The first place where what stands between two stars fits is as good as any other.
+    *middle, last = others
+    return first + "".join(f"(?>{any_character}*?{chunk})" for chunk in middle) + f"{any_character}*{last}"
+
+
+def _character_class(members: str) -> str:
+    inverted = members[:1] in ("!", "^")
+    members = members[1:] if inverted else members
+    members = members.replace("\\", r"\\").replace("[", r"\[").replace("]", r"\]").replace("^", r"\^")
+    for pair in ("&&", "||", "~~", "--"):
+        members = members.replace(pair, f"{pair[0]}\\{pair[1]}")
+    return f"[{'^' if inverted else ''}{members}]"
 
 
 def _compile(glob: str, *, any_character: str) -> re.Pattern[str]:
@@ -286,13 +293,19 @@ class PathPattern:
 
 
 def _compile_path(segments: Sequence[str]) -> re.Pattern[str]:
-    parts: list[str] = []
-    for at, segment in enumerate(segments):
-        last = at == len(segments) - 1
-        if segment == "**":
-            parts.append(".+" if last else "(?:[^/]+/)*")
-        else:
-            parts.append(_translate(segment, any_character="[^/]") + ("" if last else "/"))
+    groups: list[list[str]] = [[]]
+    for segment in segments:
+        if segment != "**":
+            groups[-1].append(_translate(segment, any_character="[^/]"))
+        elif groups[-1] or len(groups) == 1:
+            groups.append([])
+    first, *others = ["/".join(group) for group in groups]
+    parts = [f"{first}/" if first and others else first]
+    if others:
+        *middle, last = others
+        # Here, too, the first folder where the names between two `**` fit is as good as any other.
+        parts += [f"(?>(?:[^/]+/)*?{group}/)" for group in middle]
+        parts.append(f"(?:[^/]+/)*{last}" if last else ".+")
     try:
         return re.compile("".join(parts), re.DOTALL)
     except re.error:

@@ -9,10 +9,9 @@ imported with the first text. Pure; writes no events and has no effect on the pr
 from __future__ import annotations
 
 import posixpath
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from runner.approvals.commands import ASSIGNMENT, SimpleCommand, expand, suffixes
+from runner.approvals.commands import ASSIGNMENT, SimpleCommand, expand
 from runner.approvals.conditional import check_conditional
 from runner.approvals.lexer import (
     BODY,
@@ -32,8 +31,9 @@ from runner.approvals.lexer import (
     check_characters,
     lex,
 )
+from runner.approvals.search import search_text
 from runner.approvals.tree import Clock, check_tree, parse
-from runner.approvals.words import CLOSING_WORDS, OPENING_WORDS, RESERVED, SHELLS, basename, is_interpreter
+from runner.approvals.words import CLOSING_WORDS, OPENING_WORDS, RESERVED, basename, is_interpreter
 from runner.record import record
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def analyse(text: str) -> Analysis:
         findings.read_text(text, bases=("",), depth=0)
         findings.finish()
     except Unanalysed as verdict:
-        return _search(text, str(verdict))
+        return _searched(text, str(verdict))
     return Analysis(
         True,
         "",
@@ -86,12 +86,23 @@ def analyse(text: str) -> Analysis:
     )
 
 
+def _searched(text: str, reason: str) -> Analysis:
+    """What can be found in a text that is not analysed."""
+    search = search_text(text)
+    return Analysis(
+        False,
+        reason,
+        tuple(search.commands),
+        tuple(search.shadows),
+        (),
+        tuple(dict.fromkeys(search.reads)),
+        tuple(dict.fromkeys(search.writes)),
+    )
+
+
 def is_exempt(name: str) -> bool:
     """Whether a variable may change for the text without ``env``: lower case, and no proxy setting."""
     return name.islower() and not name.endswith("_proxy")
-
-
-# --- strict reading ------------------------------------------------------------------------------
 
 
 class _Level:
@@ -580,116 +591,3 @@ class _Reader:
                 if is_interpreter(command.name):
                     raise Unanalysed(f"a here-document is given to `{basename(command.name)}`")
             level.fed = None
-
-
-# --- lenient search ------------------------------------------------------------------------------
-
-_SEARCHED_BYTES = 64 * 1024
-_FOUND_COMMANDS = 4096
-
-
-def _search(text: str, reason: str) -> Analysis:
-    """Find commands and redirections in a text that is not analysed, as far as that goes."""
-    search = _Search()
-    search.text(text[:_SEARCHED_BYTES], 0)
-    return Analysis(
-        False,
-        reason,
-        tuple(search.commands),
-        tuple(search.shadows),
-        (),
-        tuple(dict.fromkeys(search.reads)),
-        tuple(dict.fromkeys(search.writes)),
-    )
-
-
-class _Search:
-    """Collects what denies may look at; guesses where it has to."""
-
-    def __init__(self) -> None:
-        self.commands: list[SimpleCommand] = []
-        self.shadows: list[SimpleCommand] = []
-        self.reads: list[str] = []
-        self.writes: list[str] = []
-
-    def text(self, text: str, depth: int) -> None:
-        """Search a text and the texts inside it."""
-        if depth <= _SEARCH_DEPTH:
-            self.frame(lex(text, strict=False), depth)
-
-    def frame(self, frame: Frame, depth: int) -> None:
-        """Search the lexemes of a frame."""
-        words: list[Token] = []
-        lexemes = frame.lexemes
-        for at, lexeme in enumerate(lexemes):
-            for part in lexeme.parts:
-                if depth <= MAX_DEPTH:
-                    self.frame(part, depth + 1)
-            before = lexemes[at - 1] if at else None
-            if lexeme.kind in (CONTROL, NEWLINE):
-                if lexeme.raw != "<<<":
-                    self.found(words, depth)
-                    words = []
-            elif lexeme.kind == BODY:
-                self.body(lexeme, lexemes[:at], depth)
-            elif lexeme.kind == WORD and lexeme.raw in ("{", "}"):
-                self.found(words, depth)
-                words = []
-            elif lexeme.kind == WORD and lexeme.token is not None:
-                if before is not None and before.kind == REDIRECT and not before.raw.endswith("-"):
-                    self.path(before.raw, lexeme.token)
-                elif before is not None and before.raw == "<<<":
-                    self.fed(words, lexeme.token.value, depth)
-                elif words or not self.skipped(lexeme):
-                    words.append(lexeme.token)
-        self.found(words, depth)
-
-    def skipped(self, lexeme: Lexeme) -> bool:
-        """What may stand before a command."""
-        return (lexeme.raw in RESERVED and lexeme.raw != "time") or ASSIGNMENT.match(lexeme.raw) is not None
-
-    def path(self, operator: str, token: Token) -> None:
-        """Note the path of a redirection."""
-        if not token.expansion and token.value and token.value != "/dev/null":
-            (self.reads if operator == "<" else self.writes).append(token.value)
-
-    def body(self, body: Lexeme, before: list[Lexeme], depth: int) -> None:
-        """A here-document that a shell reads holds commands."""
-        names = {lexeme.token.value for lexeme in before[-64:] if lexeme.kind == WORD and lexeme.token}
-        if any(basename(name) in SHELLS for name in names):
-            self.text(body.raw, depth + 1)
-
-    def fed(self, words: list[Token], text: str, depth: int) -> None:
-        """So does a here-string."""
-        if any(basename(word.value) in SHELLS for word in words):
-            self.text(text, depth + 1)
-
-    def found(self, words: list[Token], depth: int) -> None:
-        """Note a command, and what it may run."""
-        if not words:
-            return
-        candidates = [tuple(words), *suffixes(words)]
-        for number, argv in enumerate(candidates):
-            if len(self.commands) + len(self.shadows) >= _FOUND_COMMANDS:
-                return
-            (self.shadows if number else self.commands).append(SimpleCommand(argv))
-            self.inner(argv, depth)
-
-    def inner(self, argv: tuple[Token, ...], depth: int) -> None:
-        """Search the texts that a command is given."""
-        name = basename(argv[0].value)
-        values = [token.value for token in argv[1:]]
-        if name == "eval":
-            self.text(" ".join(values), depth + 1)
-        elif name == "trap" and values:
-            self.text(values[0], depth + 1)
-        elif name == "alias":
-            for value in values:
-                self.text(value.partition("=")[2], depth + 1)
-        elif name in SHELLS | {"su", "script"}:
-            for before, value in pairwise(values):
-                if before.startswith("-") and "c" in before:
-                    self.text(value, depth + 1)
-
-
-_SEARCH_DEPTH = 8

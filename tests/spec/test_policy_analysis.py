@@ -129,6 +129,29 @@ def test_no_text_takes_long(piece: str) -> None:
     assert time.thread_time() - start < 2
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "env " * 49 + "sh -c '" + "a;" * 30_000 + "'",
+        "env " + "eval " * 49 + "a;" * 30_000,
+        "eval " * 2_000,
+        "sh -c '" * 3_000,
+        "$(" * 30_000,
+        "a" * 5_000_000,
+        "(" * 30_000 + ")" * 30_000,
+        "x=${x:-" * 9_000,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_the_search_for_denies_ends(text: str) -> None:
+    """However long and nested a text is."""
+    start = time.thread_time()
+
+    assert not analyse(text).analysed
+
+    assert time.thread_time() - start < 10
+
+
 def test_the_time_limit_ends_an_analysis(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes too long is not analysed, wherever the time went."""
     monkeypatch.setattr(tree, "SECONDS", -1.0)
