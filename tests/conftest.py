@@ -308,6 +308,7 @@ class Nightshift:
         env: Mapping[str, str | None] | None = None,
         artifacts: Path | None = None,
         stdin: int = subprocess.DEVNULL,
+        measured: bool = True,
     ) -> Running:
         """Start ``nightshift ARGUMENTS``.
 
@@ -317,6 +318,7 @@ class Nightshift:
             env: Variables to add; None takes one away.
             artifacts: Where the artifacts go; a fresh folder if not given.
             stdin: As for ``subprocess.Popen``.
+            measured: Whether the process takes part in a coverage measurement, which writes files of its own.
         """
         command = [str(argument) for argument in arguments]
         if "--artifacts" in command:
@@ -326,6 +328,8 @@ class Nightshift:
         if command[:1] == ["run"] and "--artifacts" not in command:
             command += ["--artifacts", str(artifacts)]
         environment = self.environment()
+        if not measured:
+            environment = {key: value for key, value in environment.items() if not key.startswith("COV")}
         for key, value in (env or {}).items():
             if value is None:
                 environment.pop(key, None)
