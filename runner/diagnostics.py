@@ -90,6 +90,22 @@ def emit(level: str, event: str, /, **values: object) -> None:
     getattr(_Settings.logger, level)(event, **{**_bound.get(), **values})
 
 
+def as_json() -> bool:
+    """Whether lines for people must be diagnostics too, since every line on stderr is to be JSON."""
+    return _Settings.format == "json"
+
+
+def announce(level: str, event: str, /, **values: object) -> None:
+    """Write one line whatever the lowest level is: what the command has to say in any case."""
+    lowest, _Settings.level = _Settings.level, LEVELS["debug"]
+    _Settings.logger = None
+    try:
+        emit(level, event, **values)
+    finally:
+        _Settings.level = lowest
+        _Settings.logger = None
+
+
 def debug(event: str, /, **values: object) -> None:
     """A line for whoever looks for a fault."""
     emit("debug", event, **values)

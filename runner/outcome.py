@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runner.errors import SIGNAL_EXIT_CODES, SOFT_FAIL_CLASSES, ConfigError, ErrorCode
+from runner.messages import tool_calls_of
 from runner.record import field, record, replace
 from runner.session import events as ev
 
@@ -100,7 +101,7 @@ class Evidence:
 class CheckOutcome:
     """One check over all its attempts; ``duration_ms`` sums up, the rest is that of the last one.
 
-    ``output`` is the end of what it printed if it failed.
+    ``output`` is the end of what it printed if it failed; ``killed`` that it did not end by itself.
     """
 
     name: str
@@ -108,6 +109,7 @@ class CheckOutcome:
     attempts: int
     duration_ms: int
     output: str | None = None
+    killed: bool = False
 
 
 @record
@@ -140,7 +142,7 @@ class Outcome:
         cause: The deciding cause, None for COMPLETED.
         secondary: Other causes, in order.
         evidence: What was looked at.
-        final_message: Text of the last answer that has any, None without.
+        final_message: Text of the last answer that has any, None when the last one is empty.
         turns: Turns with at least one ended step.
         steps: Ended steps.
         calls: Tool calls.
@@ -378,8 +380,9 @@ class OutcomeFold:
 
     def _assistant_message(self, event: ev.AssistantMessage) -> None:
         text = answer_text(event)
-        if text.strip():
-            self._final_message = text
+        # An empty answer that ends a turn is the final one; what was said before it is no answer.
+        if text.strip() or not tool_calls_of(event.message):
+            self._final_message = text if text.strip() else None
 
     def _tool_call(self, event: ev.ToolCall) -> None:
         self._pending[event.turn, event.step, event.call_id] = event.name
@@ -419,6 +422,7 @@ class OutcomeFold:
             before.attempts + 1 if before else 1,
             event.duration_ms + (before.duration_ms if before else 0),
             event.output,
+            event.exit_code is None and not event.passed,
         )
 
     def _setup_end(self, event: ev.SetupEnd) -> None:
@@ -433,7 +437,13 @@ class OutcomeFold:
         if event.percent < 100:
             return
         code = ErrorCode.BUDGET_EXHAUSTED if event.name in ("cost", "tokens") else ErrorCode.LIMIT_REACHED
-        message = f"the limit {event.name} was reached: {event.used:g} of {event.max:g}"
+        if event.needed is None:
+            message = f"the limit {event.name} was reached: {event.used:g} of {event.max:g}"
+        else:
+            message = (
+                f"the limit {event.name} was reached: {event.used:g} of {event.max:g} are used, "
+                f"and the next request may need {event.needed:g} more"
+            )
         self._log(Cause(code, message, _HINTS[code]))
 
     def _run_end(self, event: ev.RunEnd) -> None:
@@ -495,7 +505,7 @@ class OutcomeFold:
                 continue
             tries = "1 attempt" if check.attempts == 1 else f"{check.attempts} attempts"
             evidence.append(Evidence(f"check {name}", check.passed, f"{tries}, the last decides"))
-            if not check.passed:
+            if not check.passed and not (quiet and check.killed):
                 causes.append(Cause(ErrorCode.TASK_FAILED, f"the check {name} failed ({tries})"))
         for path in missing_outputs:
             evidence.append(Evidence(f"output {path}", False, "it is missing"))
@@ -507,7 +517,7 @@ class OutcomeFold:
         if self._calls.total:
             worked = self._calls.total - self._calls.failed - self._calls.denied
             evidence.append(Evidence("calls", failed is None, f"{worked} of {self._calls.total} calls worked"))
-        if failed is not None:
+        if failed is not None and not quiet:
             causes.append(failed)
         return causes, evidence
 

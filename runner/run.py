@@ -140,7 +140,7 @@ def run_task(
         with prepare_workspace(
             wanted.path, state=state, isolation=wanted.isolation, base=wanted.base, dirty=wanted.dirty
         ) as workspace:
-            header = {"id": session_id, "cwd": workspace.path, "delegationDepth": 0}
+            header = {"id": session_id, "createdAt": _now_ms(), "cwd": workspace.path, "delegationDepth": 0}
             directory = prepare_artifacts_dir(
                 directory, workspace=workspace.path, writable=spec.profile.sandbox.writable
             )
@@ -157,7 +157,7 @@ def run_task(
                     redactor=redactor,
                     secrets=secrets,
                     log=log,
-                    fold=RunFold({**header, "createdAt": _now_ms()}, prices=model.prices),
+                    fold=RunFold(header, prices=model.prices),
                 )
                 finished = _run_in_log(run, provider)
             if run.unsaved and workspace.isolation != "in-place":
@@ -233,6 +233,8 @@ def _work(run: _Run, provider: Provider) -> None:
         run.executor = _build_executor(run)
     except SandboxError:
         _open_session(run, tools=[])
+        if run.cancellation.cancelled:
+            return  # a probe that was cut short says nothing about the sandbox
         raise
     checks = ChecksHook(
         run.spec.task.checks,
@@ -357,6 +359,8 @@ def _finish(run: _Run) -> FinishedRun:
     patch: PatchInfo | None = None
     missing: list[str] = []
     run.unsaved = True
+    with _Collected(run.causes):
+        run.log.barrier()
     with _Collected(run.causes):
         if run.executor is not None:
             run.executor.stop_background()

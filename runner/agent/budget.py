@@ -13,7 +13,7 @@ from runner.errors import ErrorCode
 from runner.record import record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from runner.agent.settings import Limits
 
@@ -25,11 +25,15 @@ _BUDGETS = ("cost", "tokens")
 
 @record
 class LimitState:
-    """One limit: its name, what is used of it and where it ends (units of ``Limits``)."""
+    """One limit: its name, what is used of it and where it ends (units of ``Limits``).
+
+    ``needed`` is what was asked for and did not fit, None when the limit is used up.
+    """
 
     name: str
     used: float
     max: float
+    needed: float | None = None
 
     @property
     def code(self) -> ErrorCode:
@@ -126,7 +130,7 @@ class Budget:
         while budget is not None:
             maximum = budget.limit(name)
             if maximum is not None and budget.used(name) + amount > maximum:
-                raise LimitExceeded(LimitState(name, budget.used(name), maximum))
+                raise LimitExceeded(LimitState(name, budget.used(name), maximum, amount if name in _BUDGETS else None))
             budget = budget.parent
 
     def charge(self, name: str, amount: float) -> None:
@@ -151,12 +155,17 @@ class Budget:
                     raise LimitExceeded(state)
             budget = budget.parent
 
-    def notices(self) -> list[LimitState]:
-        """Limits that passed 90 % since the last call; each is given once."""
-        new = [
-            state
-            for state in self.states()
-            if state.name not in self._noticed and state.max > 0 and state.used >= NOTICE_SHARE * state.max
-        ]
+    def notices(self, reserved: Mapping[str, float]) -> list[LimitState]:
+        """Limits whose end the model should know of; each is given once.
+
+        Those of which 90 % are used once what is ``reserved`` for the next request is, and those
+        that a second request of that size would pass.
+        """
+        new = [state for state in self.states() if state.name not in self._noticed and state.max > 0]
+        new = [state for state in new if self._is_near(state, reserved.get(state.name, 0))]
         self._noticed.update(state.name for state in new)
         return new
+
+    @staticmethod
+    def _is_near(state: LimitState, reserved: float) -> bool:
+        return state.used + reserved >= NOTICE_SHARE * state.max or state.used + 2 * reserved > state.max

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from runner.agent.budget import Budget
     from runner.agent.inbox import Inbox
     from runner.cancellation import Cancellation
-    from runner.messages import JsonObject, Message, RequestHeader, ToolCallBlock, ToolSchema, Usage
+    from runner.messages import Block, JsonObject, Message, RequestHeader, ToolCallBlock, ToolSchema, Usage
     from runner.providers.base import Provider
     from runner.session.log import SessionLog
 
@@ -243,21 +243,22 @@ class Loop:
             self._stop_if_cancelled()
             self._budget.check()
             self._budget.require("steps", 1)
-            ended = self._run_step(starting.messages)
+            reserved = self._reserve(starting.messages)
+            ended = self._run_step(starting.messages, reserved)
             if ended is not None:
                 return ended
             self._stop_if_cancelled()
             entering = []
             self.first_of_turn = False
 
-    def _run_step(self, messages: Sequence[Message]) -> JsonObject | None:
+    def _run_step(self, messages: Sequence[Message], reserved: dict[str, float]) -> JsonObject | None:
         """One step; returns why the turn ended, None when it goes on."""
         self.step += 1
         diagnostics.bind(step=self.step)
         self.append(ev.StepStart(turn=self.turn, step=self.step))
         try:
             self._budget.charge("steps", 1)
-            for message in [*messages, *self._limit_notices()]:
+            for message in [*messages, *self._limit_notices(reserved)]:
                 self.append(
                     ev.UserMessage(
                         content=list(message["content"]),
@@ -316,14 +317,14 @@ class Loop:
 
     def _log_limit(self, state: LimitState) -> None:
         self._limited = True
-        self.append(ev.LimitReached(name=state.name, used=state.used, max=state.max, percent=100))
+        self.append(ev.LimitReached(name=state.name, used=state.used, max=state.max, percent=100, needed=state.needed))
 
-    def _limit_notices(self) -> list[Message]:
+    def _limit_notices(self, reserved: dict[str, float]) -> list[Message]:
         messages = []
-        for state in self._budget.notices():
+        for state in self._budget.notices(reserved):
             self.append(ev.LimitReached(name=state.name, used=state.used, max=state.max, percent=90))
             text = (
-                f"90 % of the limit {state.name} is used ({state.used:g} of {state.max:g}). "
+                f"The limit {state.name} is nearly used up ({state.used:g} of {state.max:g}). "
                 "Finish what matters most and give your answer."
             )
             messages.append(user_message(text, message_id=self._new_id(), kind="plugin", plugin="limits"))
@@ -373,6 +374,26 @@ class Loop:
             if not any(compacted):
                 raise error
 
+    def _reserve(self, messages: Sequence[Message]) -> dict[str, float]:
+        """Check, before a step begins, that its request fits into the budget; returns what it may take.
+
+        Raises:
+            LimitExceeded: Not even the least answer would fit.
+        """
+        entering = sum(tokens.estimate_message(message, tokens.cautious) for message in messages)
+        return self._require(min(self.occupancy() + entering, self._window))
+
+    def _require(self, occupancy: int) -> dict[str, float]:
+        """What a request of that many tokens with the least answer takes, once it is known to fit."""
+        least = min(self._min_output, self._max_output)
+        taken: dict[str, float] = {"tokens": occupancy + least}
+        cost = self._cost_of({"inputTokens": occupancy, "outputTokens": least})
+        if cost is not None:
+            taken["cost"] = cost
+        for name, amount in taken.items():
+            self._budget.require(name, amount)
+        return taken
+
     def _fitting_header(self) -> RequestHeader | None:
         """The header with ``maxTokens`` lowered to what window and budget leave, None if too little."""
         occupancy = self.occupancy()
@@ -380,14 +401,11 @@ class Loop:
         least = min(self._min_output, self._max_output)
         if room < least:
             return None
+        self._require(occupancy)
         tokens_left = self._budget.room("tokens")
         if tokens_left is not None:
-            self._budget.require("tokens", occupancy + least)
             room = min(room, int(tokens_left) - occupancy)
-        cost = self._cost_of({"inputTokens": occupancy, "outputTokens": least})
-        if cost is not None:
-            self._budget.require("cost", cost)
-            room = min(room, self._affordable_output(occupancy))
+        room = min(room, self._affordable_output(occupancy))
         allowed = self._max_output
         if room < allowed:
             allowed = max(least, room // _TOKEN_STEP * _TOKEN_STEP)
@@ -423,6 +441,7 @@ class Loop:
     def _answer(self) -> tuple[Message, str]:
         """One main request with its retries; the anchor event is appended."""
         header = self._current_header()
+        occupancy = self.occupancy()
         body = self._body.update(header, self.projection)
         due = self._rebuild_due or self._paranoid or self.step & (self.step - 1) == 0
         if due or self.projection.generation != self._checked_generation:
@@ -450,14 +469,17 @@ class Loop:
             )
         )
         if usage is not None:
-            self._settle(usage)
             self._occupancy.anchor(usage, header, self.projection)
+        self._settle(usage, occupancy, message["content"])
         if interrupted:
             self._stop_if_cancelled()
             raise InternalError("a stream ended without a finish and without a cancellation")
         return message, assembler.finish or "stop"
 
-    def _settle(self, usage: Usage) -> None:
+    def _settle(self, usage: Usage | None, occupancy: int, content: Sequence[JsonObject | Block]) -> None:
+        """Charge what a call used; without a report of the provider what it is estimated to have used."""
+        if usage is None:
+            usage = {"inputTokens": occupancy, "outputTokens": tokens.estimate_content(content, tokens.cautious)}
         self._budget.charge("tokens", total_tokens(usage))
         self._budget.charge("cost", self._cost_of(usage) or 0.0)
 
@@ -546,9 +568,8 @@ class Loop:
         self._budget.check()
         assembler, _ = self._call_model("summary", Body.of(data))
         self._stop_if_cancelled()
-        if assembler.usage is not None:
-            self._settle(assembler.usage)
         content = assembler.content()
+        self._settle(assembler.usage, sum(tokens.estimate_message(each, tokens.cautious) for each in messages), content)
         called = any(block["type"] == "tool-call" for block in content)
         text: list[JsonObject] = [
             {"type": "text", "text": block["text"]} for block in content if block["type"] == "text"

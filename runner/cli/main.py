@@ -5,6 +5,7 @@ Expected errors are one message with a code and a hint on stderr. Data goes to s
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from runner import __version__, diagnostics
+from runner.cli.output import say_error, show_error
 from runner.errors import ErrorCode, RunnerError
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ COMMANDS = {
     "session": "Show, measure, verify and export session logs.",
 }
 """Command group → one line for ``--help``. Each lives in ``runner.cli.<group>`` as ``command``."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _EXIT_GRACE = 5.0
 """Seconds until a process that does not end by itself is ended."""
@@ -106,24 +110,16 @@ def cli() -> None:
     """Run LLM agents unattended: declared authority, a real sandbox, a log you can rely on."""
 
 
-def show_error(error: RunnerError) -> None:
-    """Write one expected error to stderr: code, message, hint."""
-    click.echo(f"error {error.code}: {error.message}", err=True)
-    if error.hint:
-        click.echo(f"hint: {error.hint}", err=True)
-
-
 def run_cli(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
     try:
         result: Any = cli.main(args=list(arguments), prog_name="nightshift", standalone_mode=False)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "nightshift"
-        click.echo(f"error {ErrorCode.CONFIG_INVALID}: {error.format_message()}", err=True)
-        click.echo(f"hint: see '{command} --help'", err=True)
+        say_error(ErrorCode.CONFIG_INVALID.name, error.format_message(), f"see '{command} --help'")
         return ErrorCode.CONFIG_INVALID.exit_code
     except click.ClickException as error:
-        click.echo(f"error {ErrorCode.CONFIG_INVALID}: {error.format_message()}", err=True)
+        say_error(ErrorCode.CONFIG_INVALID.name, error.format_message(), None)
         return ErrorCode.CONFIG_INVALID.exit_code
     except (click.Abort, KeyboardInterrupt):
         return ErrorCode.CANCELLED.exit_code
@@ -132,6 +128,13 @@ def run_cli(arguments: Sequence[str]) -> int:
         return error.code.exit_code
     except BrokenPipeError:
         return 0
+    except SystemExit:
+        return 0  # click's answer to a reader that went away
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        say_error(ErrorCode.STORAGE_FAILED.name, f"the output cannot be written: {error.strerror}", "free space there")
+        return ErrorCode.STORAGE_FAILED.exit_code
     return result if isinstance(result, int) else 0
 
 
@@ -164,8 +167,9 @@ def main() -> NoReturn:
         import traceback
 
         traceback.print_exception(error)
-        click.echo(f"error {ErrorCode.INTERNAL}: {error!r}", err=True)
-        click.echo("hint: this is a bug in nightshift; please report it with the lines above", err=True)
+        say_error(
+            ErrorCode.INTERNAL.name, repr(error), "this is a bug in nightshift; please report it with the lines above"
+        )
         code = ErrorCode.INTERNAL.exit_code
     _flush()
     watchdog = threading.Timer(_EXIT_GRACE, os._exit, [code])

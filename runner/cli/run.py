@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runner.cli.options import load_options, run_options
+from runner.cli.output import put, say, say_error
 from runner.errors import SOFT_FAIL_CLASSES, ConfigError
 
 if TYPE_CHECKING:
@@ -36,18 +37,19 @@ def _cost(result: JsonObject) -> str:
 def _show_text(result: JsonObject, directory: Path) -> None:
     """The final message on stdout; outcome, cost and where the report is on stderr."""
     if result["finalMessage"]:
-        click.echo(result["finalMessage"])
-    click.echo(f"{result['code']} (exit code {result['exitCode']}): {_cost(result)}", err=True)
-    click.echo(f"report: {directory / 'summary.md'}", err=True)
+        put(result["finalMessage"])
+    say(
+        f"{result['code']} (exit code {result['exitCode']}): {_cost(result)}",
+        code=result["code"],
+        exitCode=result["exitCode"],
+    )
+    say(f"report: {directory / 'summary.md'}")
 
 
 def _show_failure(result: JsonObject) -> None:
     error = result["error"]
-    if error is None:
-        return
-    click.echo(f"error {error['code']}: {error['message']}", err=True)
-    if error.get("hint"):
-        click.echo(f"hint: {error['hint']}", err=True)
+    if error is not None:
+        say_error(error["code"], error["message"], error.get("hint"))
 
 
 @click.command("run")
@@ -82,7 +84,7 @@ def command(
     streams: list[StreamJson] = []
 
     def begin_stream(session_id: str, workspace: str) -> StreamJson:
-        streams.append(StreamJson(session_id=session_id, cwd=workspace, write=click.echo))
+        streams.append(StreamJson(session_id=session_id, cwd=workspace, write=put))
         return streams[-1]
 
     harden_self()
@@ -102,14 +104,13 @@ def command(
     for stream in streams:
         stream.finish(finished.result)
     if output_format == "json":
-        click.echo(json.dumps(finished.result, indent=2, ensure_ascii=False))
+        put(json.dumps(finished.result, indent=2, ensure_ascii=False))
     if output_format == "text":
         _show_text(finished.result, finished.directory)
     _show_failure(finished.result)
     if finished.softened:
-        click.echo(
+        say(
             f"soft-fail: the class {finished.result['failureClass']} is softened, "
-            f"so the process exits 0 in place of {finished.result['exitCode']}",
-            err=True,
+            f"so the process exits 0 in place of {finished.result['exitCode']}"
         )
     return finished.exit_code

@@ -236,7 +236,7 @@ class Limits(Section):
     """Input and output tokens in all. Absent: no limit."""
 
     output_bytes: Size | None = None
-    """Bytes that tools and checks may put out in all."""
+    """Bytes that tools may put out in all."""
 
 
 class ProfileLimits(Limits):

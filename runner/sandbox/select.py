@@ -72,6 +72,8 @@ def select_backend(
         if reason is None:
             return build_backend(name)
         failed.append((report, reason))
+        if cancellation.cancelled:
+            break
     raise _unavailable(spec, failed)
 
 

@@ -40,6 +40,7 @@ class Field(NamedTuple):
     name: str
     kind: str
     required: bool
+    always: bool = False
 
     def accepts(self, value: object) -> bool:
         """Whether ``value`` has the field's JSON type (a boolean is not a number)."""
@@ -55,13 +56,16 @@ class _Unset:
 _UNSET = _Unset()
 
 
-def wire(kind: str, name: str | None = None, *, default: Any = _UNSET) -> Any:
-    """Declare one field: its JSON kind, its name on disk if it differs, a default if optional."""
-    return (kind, name, default)
+def wire(kind: str, name: str | None = None, *, default: Any = _UNSET, always: bool = False) -> Any:
+    """Declare one field: its JSON kind, its name on disk if it differs, a default if optional.
+
+    ``always``: readers do without it, our writer writes null.
+    """
+    return (kind, name, default, always)
 
 
 def _envelope(*, default: Any) -> Any:
-    return ("envelope", None, default)
+    return ("envelope", None, default, False)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(wire, _envelope))
@@ -73,13 +77,13 @@ class _EventMeta(type):
         slots: list[str] = []
         for attribute in namespace.get("__annotations__", {}):
             declared = namespace.get(attribute)
-            if not isinstance(declared, tuple) or len(declared) != 3:
+            if not isinstance(declared, tuple) or len(declared) != 4:
                 continue
             del namespace[attribute]
-            kind, wire_name, default = declared
+            kind, wire_name, default, always = declared
             slots.append(attribute)
             if kind != "envelope":
-                fields.append(Field(attribute, wire_name or attribute, kind, default is _UNSET))
+                fields.append(Field(attribute, wire_name or attribute, kind, default is _UNSET, always))
         namespace["__slots__"] = tuple(slots)
         namespace["FIELDS"] = tuple(fields)
         cls = super().__new__(mcs, name, bases, namespace)
@@ -137,7 +141,7 @@ class Event(metaclass=_EventMeta):
         data: JsonObject = {}
         for field in self.FIELDS:
             value = getattr(self, field.attribute)
-            if value is not None or field.required:
+            if value is not None or field.required or field.always:
                 data[field.name] = value
         if self.extra:
             data.update(self.extra)
@@ -339,10 +343,10 @@ class ApprovalAsked(Event, type="approval/asked", writer="agent.loop", readers="
     id: str = wire("string")
     call_id: str = wire("string", "callId")
     tool_name: str = wire("string", "toolName")
-    command: str | None = wire("string", default=None)
-    paths: JsonObject | None = wire("object", default=None)
-    escalation: JsonObject | None = wire("object", default=None)
-    reason: str | None = wire("string", default=None)
+    command: str | None = wire("string", default=None, always=True)
+    paths: JsonObject | None = wire("object", default=None, always=True)
+    escalation: JsonObject | None = wire("object", default=None, always=True)
+    reason: str | None = wire("string", default=None, always=True)
 
 
 class ApprovalDecided(Event, type="approval/decided", writer="agent.loop", readers="outcome, policy test, show"):
@@ -561,7 +565,7 @@ class RunEnd(Event, type="run/end", writer="run", readers="outcome, reports, ver
 
     outcome: str = wire("string")
     code: str = wire("string")
-    failure_class: str | None = wire("string", "failureClass", default=None)
+    failure_class: str | None = wire("string", "failureClass", default=None, always=True)
     exit_code: int = wire("integer", "exitCode")
     error: JsonObject | None = wire("object", default=None)
     turns: int = wire("integer")
@@ -627,12 +631,16 @@ class CheckEnd(Event, type="check/end", writer="hooks.checks", readers="outcome,
 
 
 class LimitReached(Event, type="limit/reached", writer="agent.loop", readers="outcome, reports", ignorable=True):
-    """A limit is at 90 or 100 percent. At 100 the run ends with that limit's code."""
+    """A limit is at 90 or 100 percent. At 100 the run ends with that limit's code.
+
+    ``needed`` is what the next request may take, when that is what no longer fits.
+    """
 
     name: str = wire("string")
     used: float = wire("number")
     max: float = wire("number")
     percent: int = wire("integer")
+    needed: float | None = wire("number", default=None)
 
 
 class ArtifactWritten(Event, type="artifact/written", writer="run", readers="reports, verify", ignorable=True):

@@ -66,10 +66,20 @@ def test_json_diagnostics_name_the_session_on_each_line(
         "run", scripted_task([CALL, DONE]), "--workspace", make_repo(), "--log-format", "json", "--log-level", "debug"
     )
 
-    lines = [json.loads(line) for line in finished.stderr.splitlines() if line.startswith("{")]
-    assert len(lines) >= 3
+    lines = [json.loads(line) for line in finished.stderr.splitlines()]
+    assert len(lines) >= 5
     assert {line["session"] for line in lines} == {finished.result["sessionId"]}
     assert any(line.get("step") == 1 for line in lines)
+    assert any(line.get("exitCode") == 0 for line in lines)
+
+
+def test_errors_are_json_too(run_nightshift: Nightshift) -> None:
+    """Code, message and hint as fields."""
+    finished = run_nightshift("plan", "/no/such/task.yaml", "--log-format", "json")
+
+    [line] = [json.loads(line) for line in finished.stderr.splitlines()]
+    assert (finished.exit_code, line["code"], line["level"]) == (2, "CONFIG_INVALID", "error")
+    assert "/no/such/task.yaml" in line["event"]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +125,41 @@ def test_closed_streams_do_not_stop_a_run(
 
     assert done.returncode == 0, done.stderr
     assert json.loads((artifacts / "result.json").read_text())["code"] == "COMPLETED"
+
+
+@pytest.mark.parametrize("output_format", ["text", "json", "stream-json"])
+@pytest.mark.parametrize("sink", ["| true", "> /dev/full", "2> /dev/full", "> /dev/full 2>&1"])
+@pytest.mark.parametrize(("steps", "exit_code", "code"), [(9, 0, "COMPLETED"), (1, 5, "LIMIT_REACHED")])
+def test_an_output_nobody_takes_changes_neither_the_run_nor_its_exit_code(
+    output_format: str,
+    sink: str,
+    steps: int,
+    exit_code: int,
+    code: str,
+    run_nightshift: Nightshift,
+    scripted_task: ScriptedTask,
+    make_repo: MakeRepo,
+    tmp_path: Path,
+) -> None:
+    """A reader that went away, a full disk: any output is a view of what stands in the artifacts."""
+    task = scripted_task([CALL, DONE], profile={"limits": {"steps": steps}})
+    script = f'set -o pipefail; "$0" "$@" {sink}'
+
+    done = subprocess.run(
+        [
+            *("/bin/bash", "-c", script, Path(sys.executable).with_name("nightshift"), "run", task),
+            *("--workspace", make_repo(), "--artifacts", tmp_path / "artifacts", "--output-format", output_format),
+        ],
+        env=run_nightshift.environment(),
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == exit_code, done.stderr
+    assert json.loads((tmp_path / "artifacts/result.json").read_text())["code"] == code
+    assert "Traceback" not in done.stderr
 
 
 def test_a_reader_that_goes_away_is_no_error(run_nightshift: Nightshift, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runner.testing.model_server import ModelServer, json_reply
+from runner.testing.model_server import ModelServer, chat_reply, json_reply
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -290,6 +290,29 @@ def test_a_used_up_budget_exits_6(
         assert 0 < used[name]["used"] <= maximum
 
 
+@pytest.mark.parametrize("limit", [{"tokens": 9000}, {"cost": 0.05}], ids=["tokens", "cost"])
+def test_a_provider_that_reports_no_usage_is_charged_an_estimate(
+    limit: dict[str, Any], run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
+) -> None:
+    """The budget holds; the reports say that nothing is known."""
+    calls = [chat_reply("x" * 800, calls=[(f"c{n}", "shell", json.dumps({"command": f": {n}"}))]) for n in range(50)]
+    with ModelServer(calls) as server:
+        profile = openai_profile(server)
+        profile["model"] |= {"prices": {"input": 2, "output": 8}, "max_output_tokens": 1000}
+        task = scripted_task([DONE], profile={**profile, "limits": {"steps": 50, **limit}})
+
+        finished = run_nightshift("run", task, "--workspace", make_repo(), env={"SOME_KEY": "sk-test-123456"})
+
+    assert finished.exit_code == 6, finished.stderr
+    assert 2 <= len(server.requests) <= 20
+    assert finished.result["usage"]["output"] is None
+    [reached] = [data for data in finished.data_of("limit/reached") if data["percent"] == 100]
+    assert reached["used"] + reached["needed"] > reached["max"] >= reached["used"] > 0
+    # The request that no longer fits opens no step, and the model was told before.
+    assert len(finished.events_of("step/start")) == len(server.requests)
+    assert [data["percent"] for data in finished.data_of("limit/reached")] == [90, 100]
+
+
 def openai_profile(server: ModelServer) -> dict[str, Any]:
     """A profile that asks ``server``."""
     return {
@@ -379,7 +402,7 @@ def test_a_log_that_cannot_be_written_exits_15(
     responses = [shell("sleep 2"), *(shell(f"head -c 20000 /dev/urandom | base64 -w0 # {n}") for n in range(8)), DONE]
     # Python would leave a compiled file that is cut at the limit.
     bytecode = {"PYTHONDONTWRITEBYTECODE": "1"}
-    running = run_nightshift.start("run", scripted_task(responses), "--workspace", make_repo(), env=bytecode)
+    running = run_nightshift.start("run", scripted_task(responses), "--workspace", make_repo(), env=bytecode, measured=False)
     log = running.artifacts / "session.jsonl.zst"
     deadline = time.monotonic() + 20
     while not log.exists() or log.stat().st_size < 2000:
@@ -424,6 +447,7 @@ def test_a_signal_in_the_middle_of_a_tool_seals_and_exports(
     assert took < 5
     assert _commands_with(marker) == []
     assert finished.result["outcome"] == "cancelled"
+    assert finished.result["secondary"] == []
     assert finished.result["patch"]["files"] == 1
     assert_whole(finished, run_nightshift)
 
