@@ -194,6 +194,8 @@ def apply_sets(profile: Document, sets: Sequence[str], *, cwd: Path, tools: Sequ
     """
     before = copy.deepcopy(profile.value)
     schema = schema_of("profile")
+    last: dict[tuple[str, ...], Any] = {}
+    documents = []
     for text in sets:
         key, equals, raw = text.partition("=")
         if not key or not equals:
@@ -206,9 +208,12 @@ def apply_sets(profile: Document, sets: Sequence[str], *, cwd: Path, tools: Sequ
                 hint=f"did you mean {near!r}?" if near else "`nightshift schema profile` lists the keys",
             )
         value = parse_value(raw, source=f"--set {key}", directory=str(cwd))
-        for leaf, new in _leaves(parts, value):
-            _check_set(leaf, new, before, tools)
-        overlay(profile, _set_document(parts, value, cwd))
+        last.update({tuple(leaf): new for leaf, new in _leaves(parts, value)})
+        documents.append(_set_document(parts, value, cwd))
+    for leaf, new in last.items():
+        _check_set(leaf, new, before, tools)
+    for document in documents:
+        overlay(profile, document)
 
 
 def _leaves(parts: Sequence[str], value: Any) -> Iterator[tuple[list[str], Any]]:
