@@ -492,6 +492,15 @@ def test_compaction_is_free_and_limits_and_tools_may_be_tightened(folder: Path, 
     assert "--set" in run.origins.values()
 
 
+def test_of_several_values_of_a_key_only_the_last_one_is_judged(folder: Path) -> None:
+    """One that would be refused is no mistake when a later one takes its place, and the other way round."""
+    run = load(folder, LIMITED, sets=["limits.steps=500", "limits.steps=10"])
+
+    assert run.profile.limits.steps == 10
+    with pytest.raises(ConfigError, match="limits.steps"):
+        load(folder, LIMITED, sets=["limits.steps=10", "limits.steps=500"])
+
+
 @pytest.mark.parametrize(
     "text",
     [
