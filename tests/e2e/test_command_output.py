@@ -88,13 +88,15 @@ def test_errors_are_json_too(run_nightshift: Nightshift) -> None:
         pytest.param({"LANG": "C", "LC_ALL": "C"}, id="ASCII locale"),
         pytest.param({"HOME": None, "XDG_STATE_HOME": None}, id="no HOME"),
         pytest.param({"HOME": "/proc/nowhere"}, id="HOME that is not there"),
+        pytest.param({"PYTHONPATH": ".", "PYTHONSTARTUP": "x"}, id="PYTHONPATH"),
     ],
 )
 def test_a_run_does_not_depend_on_its_surroundings(
     env: dict[str, str | None], run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
 ) -> None:
-    """Locale and HOME of a CI job; a workspace with a package called runner."""
-    workspace = make_repo({"runner/__init__.py": "raise SystemExit('imported from the workspace')\n", "ä/ö.txt": "ü\n"})
+    """Locale, HOME, PYTHONPATH of a CI job; a workspace with a package called runner and a sitecustomize."""
+    trap = "raise SystemExit('imported from the workspace')\n"
+    workspace = make_repo({"runner/__init__.py": trap, "sitecustomize.py": trap, "ä/ö.txt": "ü\n"})
     task = scripted_task([{"calls": [{"tool": "glob", "args": {"pattern": "**/*.txt"}}]}, {"text": "fertig: ä"}])
 
     finished = run_nightshift("run", task, "--workspace", workspace, cwd=workspace, env=env)
