@@ -56,6 +56,9 @@ def test_a_call_is_asked_and_decided(resolver: Resolver) -> None:
         "callId": "call-1",
         "toolName": "shell",
         "command": "ls -a",
+        "paths": None,
+        "escalation": None,
+        "reason": None,
     }
     decided = resolution.decided.data()
     assert len(decided.pop("policyDigest")) == 64
