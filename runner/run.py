@@ -7,7 +7,6 @@ directory is complete after any end: what breaks becomes a cause, never a missin
 from __future__ import annotations
 
 import platform
-import shutil
 import tempfile
 import time
 import uuid
@@ -125,6 +124,7 @@ def run_task(
     from runner.config.directories import check_artifacts_dir
     from runner.providers.registry import build_provider, load_secrets
     from runner.workspace.isolation import prepare_workspace
+    from runner.workspace.removal import remove_tree
 
     model = spec.profile.model
     secrets = load_secrets(model, environ=environ)
@@ -169,7 +169,7 @@ def run_task(
     finally:
         provider.close()
         if not kept:
-            shutil.rmtree(state, ignore_errors=True)
+            remove_tree(state)
 
 
 def _run_in_log(run: _Run, provider: Provider) -> FinishedRun:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from runner.errors import ConfigError, StorageError
 from runner.record import field, mutable_record
 from runner.workspace.git import find_repository, git, output_text, refuse_credentials
+from runner.workspace.removal import remove_tree
 from runner.workspace.snapshot import (
     EMPTY_TREES,
     Base,
@@ -274,7 +275,7 @@ def _copy_directory(source: str, state: Path) -> Workspace:
     target = state / "workspace"
     _copy_files(original, source, target)
     snapshot = take_snapshot(str(target), None, state=state, name="base")
-    return Workspace(str(target), source, "copy", snapshot, (), lambda: _remove_tree(target))
+    return Workspace(str(target), source, "copy", snapshot, (), lambda: remove_tree(target))
 
 
 def _copy_repository(
@@ -292,7 +293,7 @@ def _copy_repository(
         if done.exit_code != 0:
             raise ConfigError(f"git cannot check out {commit}: {output_text(done)}")
     path, snapshot = _isolated_base(target, repository, commit, state)
-    return Workspace(path, source, "copy", snapshot, _needed(repository, path), lambda: _remove_tree(target))
+    return Workspace(path, source, "copy", snapshot, _needed(repository, path), lambda: remove_tree(target))
 
 
 def _isolated_base(target: Path, repository: Repository, commit: str | None, state: Path) -> tuple[str, Snapshot]:
@@ -402,8 +403,8 @@ def _add_worktree(
 
     def remove() -> None:
         with _locked(repository.common_dir):
-            _remove_tree(target)
-            _remove_tree(admin)
+            remove_tree(target)
+            remove_tree(admin)
         os.close(marker)
 
     try:
@@ -467,9 +468,9 @@ def _prune(common: Path) -> list[str]:
         else:
             path = _marked_path(marker)
             if path is not None:
-                _remove_tree(path)
+                remove_tree(path)
                 removed.append(str(path))
-            _remove_tree(marker.parent)
+            remove_tree(marker.parent)
         finally:
             os.close(descriptor)
     return removed
@@ -483,17 +484,3 @@ def _marked_path(marker: Path) -> Path | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return path if pointer.partition("gitdir:")[2].strip() == str(marker.parent) else None
-
-
-def _remove_tree(path: Path) -> None:
-    """Remove a directory that an agent wrote; folders without permission are opened first."""
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        return
-    except OSError:
-        for directory, folders, _ in os.walk(path):
-            for name in folders:
-                with contextlib.suppress(OSError):  # what stays closed is left behind
-                    Path(directory, name).chmod(0o700, follow_symlinks=False)
-        shutil.rmtree(path, ignore_errors=True)
