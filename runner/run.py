@@ -231,9 +231,9 @@ def _work(run: _Run, provider: Provider) -> None:
 
     try:
         run.executor = _build_executor(run)
-    except SandboxError:
+    except RunnerError as error:
         _open_session(run, tools=[])
-        if run.cancellation.cancelled:
+        if isinstance(error, SandboxError) and run.cancellation.cancelled:
             return  # a probe that was cut short says nothing about the sandbox
         raise
     checks = ChecksHook(
@@ -280,17 +280,29 @@ def _build_executor(run: _Run) -> Executor:
         "mode": profile.mode,
         "workspace": run.workspace.path,
         "state": str(run.state),
-        "hidden": hidden_paths(run.environ, hidden=[*spec.hidden, str(run.directory), *keys]),
+        "hidden": (
+            *hidden_paths(run.environ, hidden=[*spec.hidden, str(run.directory), *keys]),
+            *_other_sessions(run),
+        ),
         "environment": child_environment(
             run.environ, spec, home=str(run.state / "home"), tmp=str(run.state / "tmp"), secrets=run.secrets
         ),
         "readable": run.workspace.readable,
+        "protected": run.workspace.counterparts(run.spec.defining_files),
     }
     tightens = any(rule.mode is not None for rule in profile.policy.rules)
     if profile.mode is not Mode.DANGER_FULL_ACCESS or spec.require or tightens:
         policy = session_policy(spec, **shared)
         run.backend = select_backend(spec, policy, cancellation=run.cancellation, environ=run.environ)
     return Executor(run.backend, spec, **shared)
+
+
+def _other_sessions(run: _Run) -> tuple[str, ...]:
+    """The folder in which sessions lie by default, to be hidden; it may come into being during the run."""
+    root = default_root(run.environ).resolve()
+    roots = (run.workspace.path, *run.spec.profile.sandbox.writable)
+    # Somebody who works in that very folder wants it seen.
+    return () if any(root == Path(path).resolve() for path in roots) else (str(root),)
 
 
 def _open_session(run: _Run, *, tools: Sequence[Any]) -> None:
@@ -378,10 +390,10 @@ def _finish(run: _Run) -> FinishedRun:
         causes=run.causes,
         checks=[check.name for check in run.spec.task.checks],
     )
-    try:
+    failed: list[Cause] = []
+    with _Collected(failed):
         return _publish(run, store, outcome, patch)
-    except StorageError as error:
-        return _publish_without_log(run, store, error, patch)
+    return _publish_without_log(run, store, failed[0], patch)
 
 
 def _write_patch(run: _Run, store: ArtifactStore) -> PatchInfo | None:
@@ -436,15 +448,15 @@ def _publish(run: _Run, store: ArtifactStore, outcome: Outcome, patch: PatchInfo
     return FinishedRun(result, run.directory, exit_code, softened)
 
 
-def _publish_without_log(run: _Run, store: ArtifactStore, error: StorageError, patch: PatchInfo | None) -> FinishedRun:
+def _publish_without_log(run: _Run, store: ArtifactStore, cause: Cause, patch: PatchInfo | None) -> FinishedRun:
     """The log or a report cannot be written: keep what can be kept, and say so in the result.
 
     Raises:
-        StorageError: Not even ``result.json`` can be written.
+        RunnerError: Not even ``result.json`` can be written; with the code of ``cause``.
     """
     from runner.artifacts.result import build_result, write_result
 
-    run.causes.append(cause_of(error))
+    run.causes.append(cause)
     outcome = run.fold.outcome.outcome(causes=run.causes, checks=[check.name for check in run.spec.task.checks])
     result = build_result(
         outcome,
@@ -457,6 +469,6 @@ def _publish_without_log(run: _Run, store: ArtifactStore, error: StorageError, p
     )
     try:
         write_result(run.directory, result)
-    except StorageError:
-        raise error from None
+    except StorageError as error:
+        raise RunnerError(cause.message, code=cause.code, hint=cause.hint) from error
     return FinishedRun(result, run.directory, outcome.exit_code, softened=False)

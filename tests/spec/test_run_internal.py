@@ -126,3 +126,20 @@ def test_an_observer_that_throws_changes_nothing(
 
     assert finished.exit_code == 0
     assert (workspace / "ran.txt").read_text() == "ran\n"
+
+
+@pytest.mark.backend("bubblewrap")
+def test_a_report_that_cannot_be_made_is_a_result_too(
+    scripted_task: ScriptedTask, make_repo: MakeRepo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """INTERNAL in result.json, which is written all the same."""
+
+    def broken(*_: object, **__: object) -> str:
+        raise BrokenError
+
+    monkeypatch.setattr("runner.artifacts.publish.render_summary", broken)
+
+    finished = run_with(Hook(), scripted_task([CALL, {"text": "Done."}]), make_repo(), tmp_path / "artifacts")
+
+    assert (finished.exit_code, finished.result["code"]) == (70, "INTERNAL")
+    assert json.loads((tmp_path / "artifacts/result.json").read_text()) == finished.result
