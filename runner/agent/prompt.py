@@ -63,6 +63,8 @@ def runtime_context(
     ]
     if "new_top_level_files" in not_enforced:
         lines.append("New files directly in the workspace's top folder cannot be made; use its sub-folders.")
+    if "new_files_beside_protected" in not_enforced:
+        lines.append("Nor can new files be made directly in a folder that holds a read-only or hidden file.")
     if policy_summary:
         lines += ["Policy:", policy_summary]
     counts = [

@@ -92,13 +92,16 @@ def check_artifacts_dir(path: str | Path, workspace: str, writable: Sequence[str
 def prepare_artifacts_dir(path: Path, *, workspace: str, writable: Sequence[str] = ()) -> Path:
     """Make the artifacts directory, 0700, or take an empty one; returns its canonical path.
 
+    Folders above it that are missing are made 0700 too, whatever the umask.
+
     Raises:
         ConfigError: CONFIG_INVALID, see ``check_artifacts_dir``.
         StorageError: STORAGE_FAILED, it cannot be made.
     """
     check_artifacts_dir(path, workspace, writable)
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for missing in (*(each for each in reversed(path.parents) if not each.exists()), path):
+            missing.mkdir(mode=0o700, exist_ok=True)
         path.chmod(0o700)
     except OSError as error:
         raise StorageError(f"the artifacts directory {path} cannot be made: {error.strerror}") from error

@@ -60,6 +60,8 @@ class SandboxPolicy:
         home: A private empty directory.
         writable: Further writable roots (workspace-write only).
         hidden: Paths that must look empty or absent.
+        protected: Absolute paths of files in the workspace or a writable root that stay what they are:
+            readable, and neither changed, removed, moved nor replaced. A link on the way stays as well.
         readable: Folders that must stay readable although the private temporary folder or a
             hidden folder takes the place of what surrounds them; the working directory always is.
         environment: The whole environment of the command, already scrubbed.
@@ -72,6 +74,7 @@ class SandboxPolicy:
     environment: Mapping[str, str]
     writable: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
     network: bool = False
     unix_sockets: bool = False
@@ -119,6 +122,10 @@ class Backend(Protocol):
         """Names of all promises this backend does not keep on this machine under ``policy``."""
         ...
 
+    def private_folders(self) -> tuple[str, ...]:
+        """Folders of this machine in whose place a command finds its private temporary folder."""
+        ...
+
     def confine(self, argv: Sequence[str], policy: SandboxPolicy, *, cwd: str | None = None) -> ConfinedCommand:
         """Wrap ``argv``. The executable is an absolute path or found on the policy's PATH."""
         ...
@@ -139,6 +146,7 @@ class ProcessResult:
         overflow: File with all of them when ``output`` lacks some and a file was asked for.
         duration: Seconds.
         wrapper_failed: The sandbox could not start the command; ``output`` says why.
+        workspace_lost: It was not started, since the workspace is gone; ``output`` says so.
     """
 
     exit_code: int | None
@@ -151,3 +159,4 @@ class ProcessResult:
     duration: float
     wrapper_failed: bool = False
     overflow: str | None = None
+    workspace_lost: bool = False

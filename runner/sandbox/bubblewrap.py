@@ -3,7 +3,8 @@
 Invariants: the wrapper and what it starts are found at fixed paths that only root can change, never
 on PATH. Mounts are ordered by depth, so the deeper path decides. Paths travel by descriptor, not on a
 command line that others can read. What can be moved out from under a protection is itself made
-a mount point. Writes no events; no effect on the prefix cache.
+a mount point, and so is each folder between a writable one and a mount inside it: no link of a
+command's making leads a later mount astray. Writes no events; no effect on the prefix cache.
 """
 
 from __future__ import annotations
@@ -132,27 +133,34 @@ class _Mounts:
 
 
 def _add_root(mounts: _Mounts, root: layout.Root) -> None:
-    path = root.path
-    if not root.frozen:
-        mounts.add(path, ["--bind", path, path], rank=1)
-        return
-    # A symbolic link cannot be mounted over, so the folder that holds it stays read-only and each
-    # of its other entries is made writable.
-    mounts.add(path, ["--ro-bind", path, path], rank=1)
-    with os.scandir(path) as entries:
+    if root.path not in root.frozen:
+        mounts.add(root.path, ["--bind", root.path, root.path], rank=1)
+    for folder in root.frozen:
+        _freeze(mounts, folder)
+
+
+def _freeze(mounts: _Mounts, folder: str) -> None:
+    """Keep a link in a folder: it cannot be mounted over, so the folder is read-only and its other entries are not."""
+    mounts.add(folder, ["--ro-bind", folder, folder], rank=1)
+    with os.scandir(folder) as entries:
         for entry in entries:
             if not entry.is_symlink():
                 mounts.add(entry.path, ["--bind-try", entry.path, entry.path])
 
 
-def _pin(mounts: _Mounts, path: str, roots: Iterable[layout.Root], pinned: set[str]) -> None:
+def _pin(mounts: _Mounts, path: str, plan: layout.Layout, pinned: set[str]) -> None:
     """Make the folders between a writable root and ``path`` mount points, so that none can be renamed."""
-    for root in roots:
+    for root in plan.roots:
         if layout.is_within(path, root.path):
             for folder in layout.between(path, root.path):
-                if folder not in pinned:
+                # In what is read-only or hidden nothing can be renamed, and a mount there would open it.
+                if folder not in pinned and plan.writable(folder):
                     pinned.add(folder)
                     mounts.add(folder, ["--bind", folder, folder])
+
+
+def _temporary_folders() -> list[str]:
+    return [path for path in dict.fromkeys(map(os.path.realpath, _TEMPORARY)) if os.path.isdir(path)]
 
 
 def _hide(mounts: _Mounts, path: str) -> None:
@@ -165,9 +173,11 @@ def _hide(mounts: _Mounts, path: str) -> None:
 
 def _mounts(policy: SandboxPolicy, plan: layout.Layout) -> list[str]:
     mounts = _Mounts()
-    temporary = [path for path in dict.fromkeys(map(os.path.realpath, _TEMPORARY)) if os.path.isdir(path)]
+    temporary = _temporary_folders()
     for path in temporary:
-        mounts.add(path, ["--bind", policy.tmp, path])
+        # Fresh for each command. The mount points below it are made before the command starts and are gone with
+        # it: in a folder that commands share, one of them could put a link in the way of the next one's mounts.
+        mounts.add(path, ["--tmpfs", path])
     kept = _kept_folders(policy, plan, temporary)
     for path in kept:
         mounts.add(path, ["--ro-bind-try", path, path])
@@ -175,19 +185,29 @@ def _mounts(policy: SandboxPolicy, plan: layout.Layout) -> list[str]:
     for root in plan.roots:
         _add_root(mounts, root)
         for path in root.protected:
-            _pin(mounts, path, plan.roots, pinned)
+            _pin(mounts, path, plan, pinned)
             mounts.add(path, ["--ro-bind", path, path], rank=3)
+        for path in root.links:
+            _pin(mounts, path, plan, pinned)
     shown = [*(root.path for root in plan.roots), *kept]
     for path in plan.hidden:
+        covers = [each for each in plan.hidden if layout.is_within(path, each) and path != each]
+        if any(not _shown_again(path, cover, shown) for cover in covers):
+            continue  # gone with what is around it; a mount would only show its name
         # What the private temporary folder replaces is gone already, unless a root shows it again.
         inside = [folder for folder in temporary if layout.is_within(path, folder)]
         if inside and not any(layout.is_within(path, folder) for folder in shown):
             continue
         if layout.is_within(path, "/dev"):
             continue
-        _pin(mounts, path, plan.roots, pinned)
+        _pin(mounts, path, plan, pinned)
         _hide(mounts, path)
     return mounts.arguments()
+
+
+def _shown_again(path: str, cover: str, shown: Iterable[str]) -> bool:
+    """Whether a folder around ``path`` is shown although ``cover`` around it is hidden."""
+    return any(layout.is_within(path, folder) and layout.is_within(folder, cover) for folder in shown)
 
 
 class Bubblewrap:
@@ -222,14 +242,17 @@ class Bubblewrap:
         if policy.mode is not Mode.READ_ONLY:
             if policy.unprotected_git:
                 missing.append("git_protect")
-            if plan.frozen_workspace():
-                missing.append("new_top_level_files")
+            missing += plan.closed_to_new_files(plan.frozen_folders())
         if policy.network and policy.unix_sockets:
             missing.append("abstract_sockets")
         if os.geteuid() == 0:
             # The device nodes in /dev are the host's, and root owns them.
             missing += ["process_limit", "device_metadata"]
         return tuple(missing)
+
+    def private_folders(self) -> tuple[str, ...]:
+        """The machine's temporary folders: a private one takes their place."""
+        return tuple(_temporary_folders())
 
     def not_enforced(self, policy: SandboxPolicy) -> tuple[str, ...]:
         """What of the sandbox does not hold or does not work under ``policy``."""

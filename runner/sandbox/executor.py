@@ -8,6 +8,7 @@ Thread-safe. Writes no events; no effect on the prefix cache.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import threading
@@ -18,14 +19,14 @@ from runner.errors import ConfigError, InternalError, SandboxError
 from runner.permission import Mode
 from runner.record import replace
 from runner.sandbox import layout, process
-from runner.sandbox.base import BARE, PROPERTIES, ConfinedCommand, SandboxPolicy
+from runner.sandbox.base import BARE, PROPERTIES, ConfinedCommand, ProcessResult, SandboxPolicy
 from runner.sandbox.launch import memory_file, own_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from runner.cancellation import Cancellation
-    from runner.sandbox.base import Backend, ProcessResult, SandboxSpec
+    from runner.sandbox.base import Backend, SandboxSpec
 
 NOTHING_ENFORCED = ("writes", "hidden_files", "network", "unix_sockets", "system_calls", "limits", *PROPERTIES)
 """What does not hold for a command that runs bare."""
@@ -46,6 +47,7 @@ def session_policy(
     hidden: Sequence[str],
     environment: Mapping[str, str],
     readable: Sequence[str] = (),
+    protected: Sequence[str] = (),
 ) -> SandboxPolicy:
     """Make a session's private folders and return the policy of its ordinary commands.
 
@@ -57,6 +59,7 @@ def session_policy(
         hidden: Paths commands must not see.
         environment: The scrubbed environment of commands, see ``child_environment``.
         readable: Folders outside the workspace that its repository needs, see ``SandboxPolicy``.
+        protected: Files that must stay what they are wherever commands may write: those that define the run.
 
     Raises:
         ConfigError: CONFIG_INVALID, the workspace cannot be confined, or belongs to somebody else
@@ -78,6 +81,7 @@ def session_policy(
         environment={**environment, **_git_trust(workspace), **private},
         writable=tuple(os.path.realpath(path) for path in spec.writable),
         hidden=tuple(hidden),
+        protected=tuple(os.path.abspath(path) for path in protected),
         readable=tuple(os.path.realpath(path) for path in readable),
         network=spec.network,
         unix_sockets=spec.unix_sockets,
@@ -103,6 +107,22 @@ def _require_owner(workspace: str, spec: SandboxSpec) -> None:
             "run without root's capabilities and so could not write there",
             hint="run as the workspace's owner, change its owner, or set sandbox.keep_dac: true",
         )
+
+
+def _not_run(reason: str) -> ProcessResult:
+    """The result of a command that was not started for want of a workspace."""
+    output = f"{reason}\n".encode("utf-8", "surrogateescape")
+    return ProcessResult(
+        exit_code=126,
+        signal=None,
+        timed_out=False,
+        cancelled=False,
+        output=output,
+        total_bytes=len(output),
+        truncated=False,
+        duration=0.0,
+        workspace_lost=True,
+    )
 
 
 class _Conversation:
@@ -238,11 +258,15 @@ class Worker:
 
         Returns:
             ``{"ok": True, "value": {...}}`` or ``{"ok": False, "code": ..., "message": ...}``. Beside the
-            worker's own codes: ``TIMEOUT``, ``CANCELLED``, and ``IO`` when the worker died.
+            worker's own codes: ``TIMEOUT``, ``CANCELLED``, ``IO`` when the worker died, and
+            ``NOT_FOUND`` when the workspace is gone.
 
         Raises:
             SandboxError: SANDBOX_UNAVAILABLE, the sandbox could not start the worker.
         """
+        lost = self._executor.lost_workspace(self._mode)
+        if lost is not None:
+            return {"ok": False, "code": "NOT_FOUND", "message": lost}
         deadline = time.monotonic() + timeout
         conversation: _Conversation | None = None
         try:
@@ -316,6 +340,9 @@ class Worker:
         assert conversation is not None
         reason = conversation.failure()
         self._discard(conversation)
+        lost = self._executor.lost_workspace(self._mode)
+        if lost is not None:
+            return {"ok": False, "code": "NOT_FOUND", "message": lost}
         if reason is not None and not self._closed:
             raise self._executor.broken(self._mode, reason)
         return {"ok": False, "code": "IO", "message": f"the file worker ended during {op}"}
@@ -355,6 +382,7 @@ class Executor:
         hidden: Sequence[str],
         environment: Mapping[str, str],
         readable: Sequence[str] = (),
+        protected: Sequence[str] = (),
     ) -> None:
         """Make the private folders; start nothing. Arguments and errors as for ``session_policy``.
 
@@ -369,6 +397,7 @@ class Executor:
             hidden=hidden,
             environment=environment,
             readable=readable,
+            protected=protected,
         )
         self.mode = mode
         self.workspace = workspace
@@ -388,6 +417,30 @@ class Executor:
         if mode is Mode.DANGER_FULL_ACCESS or self._backend is None:
             return NOTHING_ENFORCED
         return self._backend.not_enforced(replace(self._policy, mode=mode))
+
+    def is_protected(self, path: str) -> bool:
+        """Whether ``path`` (absolute, its folder canonical) is a file that must stay what it is, or a link to one."""
+        return path in layout.steps_to(self._policy.protected)
+
+    def is_private(self, path: str, mode: Mode) -> bool:
+        """Whether commands in ``mode`` find something of their own at ``path``, which the machine does not have there.
+
+        bubblewrap puts the session's temporary folder in the place of ``/tmp`` and ``/var/tmp``.
+        """
+        if mode is Mode.DANGER_FULL_ACCESS or self._backend is None:
+            return False
+        policy = self._policy
+        shown = (policy.workspace, policy.tmp, policy.home, *policy.writable, *policy.readable)
+        replaced = any(layout.is_within(path, folder) for folder in self._backend.private_folders())
+        return replaced and not any(layout.is_within(path, folder) for folder in shown)
+
+    def lost_workspace(self, mode: Mode) -> str | None:
+        """What is wrong with the workspace if something deleted or replaced it since, None if it is there."""
+        if not os.path.isdir(self.workspace):
+            return f"the workspace {self.workspace} is gone: it was deleted, moved or replaced"
+        if mode is not Mode.DANGER_FULL_ACCESS and os.path.realpath(self.workspace) != self.workspace:
+            return f"the workspace {self.workspace} is gone: a symbolic link stands there or above it"
+        return None
 
     def command(
         self,
@@ -450,15 +503,24 @@ class Executor:
             environment: Variables to add to the session's environment or to replace in it.
             stdin: What it can read; nothing if None.
 
+        Returns:
+            What became of it. A workspace that is gone is a failed command, not a broken sandbox.
+
         Raises:
             SandboxError: SANDBOX_UNAVAILABLE, the sandbox could not start the command.
             StorageError: STORAGE_FAILED, the overflow file cannot be written.
         """
+        lost = self.lost_workspace(mode)
+        if lost is not None:
+            return _not_run(lost)
         command = self.command(argv, mode=mode, cwd=cwd, writable=writable, readable=readable, environment=environment)
         result = process.run(
             command, timeout=timeout, cancellation=cancellation, capture=capture, overflow=overflow, stdin=stdin
         )
         if result.wrapper_failed:
+            lost = self.lost_workspace(mode)
+            if lost is not None:
+                return _not_run(lost)
             raise self.broken(mode, result.output.decode("utf-8", "backslashreplace").strip())
         return result
 
@@ -482,8 +544,11 @@ class Executor:
 
         Raises:
             SandboxError: SANDBOX_UNAVAILABLE, no backend for ``mode``, or the wrapper is not there.
-            OSError: A bare program is not there, or the file cannot be made.
+            OSError: A bare program or the workspace is not there, or the file cannot be made.
         """
+        lost = self.lost_workspace(mode)
+        if lost is not None:
+            raise NotADirectoryError(errno.ENOTDIR, lost)
         with self._lock:
             if call_id in self._background:
                 raise InternalError(f"call {call_id} has a background process already")

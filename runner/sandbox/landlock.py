@@ -70,8 +70,7 @@ class Landlock:
             missing.append("private_shm")
             if policy.unprotected_git:
                 missing.append("git_protect")
-            if plan.exceptions_in_workspace() or plan.frozen_workspace():
-                missing.append("new_top_level_files")
+            missing += plan.closed_to_new_files(plan.folders_above_exceptions())
         if plan.hidden:
             missing.append("hidden_names")
         if self._abi < _SIGNAL_SCOPE_ABI:
@@ -83,6 +82,10 @@ class Landlock:
         if os.geteuid() == 0:
             missing.append("process_limit")
         return tuple(missing)
+
+    def private_folders(self) -> tuple[str, ...]:
+        """None: every path means what it means outside."""
+        return ()
 
     def not_enforced(self, policy: SandboxPolicy) -> tuple[str, ...]:
         """What of the sandbox does not hold or does not work under ``policy``."""
@@ -114,10 +117,8 @@ class Landlock:
             yield "readable", path
         for root in plan.roots:
             yield "root", root.path
-            for path in root.protected:
+            for path in (*root.protected, *root.links):
                 yield "protected", path
-            if root.frozen:
-                yield "protected", os.path.join(root.path, ".git")
 
     def confine(self, argv: Sequence[str], policy: SandboxPolicy, *, cwd: str | None = None) -> ConfinedCommand:
         """Wrap ``argv``; see ``Backend.confine``.

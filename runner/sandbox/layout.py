@@ -16,12 +16,13 @@ from runner.permission import Mode
 from runner.record import record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from runner.sandbox.base import SandboxPolicy
 
 _KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
 _GITFILE_LIMIT = 4_096
+_MOST_LINKS = 40  # as many as the kernel follows
 
 
 @record
@@ -30,14 +31,19 @@ class Root:
 
     Attributes:
         path: The folder.
-        protected: Paths below it that stay readable and unchanged (the repository's control files).
-        frozen: No entry may be added to or taken from the folder itself, since one of its own
-            entries is a symbolic link that must stay what it is.
+        protected: Paths below it that stay readable and unchanged (the repository's control files, the
+            files that define the run). None lies in another.
+        links: Symbolic links below it that must stay what they are.
     """
 
     path: str
     protected: tuple[str, ...] = ()
-    frozen: bool = False
+    links: tuple[str, ...] = ()
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Folders that take and lose no entry of their own where a link cannot be protected by itself."""
+        return frozenset(os.path.dirname(link) for link in self.links)
 
 
 @record
@@ -56,14 +62,33 @@ class Layout:
     readable: tuple[str, ...]
     hidden: tuple[str, ...]
 
-    def exceptions_in_workspace(self) -> bool:
-        """Whether something in the workspace is not as writable as the rest of it."""
-        protected = (path for root in self.roots for path in root.protected)
-        return any(is_within(path, self.workspace) for path in (*protected, *self.hidden))
+    def writable(self, path: str) -> bool:
+        """Whether ``path`` can be written as far as folders decide: the deepest one around it does."""
+        best, result = -1, False
+        for root in self.roots:
+            for folders, answer in (((root.path,), True), (root.protected, False)):
+                for folder in folders:
+                    if is_within(path, folder) and depth(folder) >= best:
+                        best, result = depth(folder), answer
+        return result and not any(is_within(path, folder) and depth(folder) >= best for folder in self.hidden)
 
-    def frozen_workspace(self) -> bool:
-        """Whether the workspace's own folder takes no new entries, whatever the backend."""
-        return any(root.frozen for root in self.roots if root.path == self.workspace)
+    def folders_above_exceptions(self) -> set[str]:
+        """Writable folders with something below them that is not as writable as the rest, roots included."""
+        found: set[str] = set()
+        for root in self.roots:
+            hidden = (path for path in self.hidden if is_within(path, root.path) and path != root.path)
+            for path in (*root.protected, *root.links, *hidden):
+                found.update(folder for folder in (root.path, *between(path, root.path)) if self.writable(folder))
+        return found
+
+    def frozen_folders(self) -> set[str]:
+        """Folders that take no new entries whatever the backend, since a link in them must stay."""
+        return {folder for root in self.roots for folder in root.frozen}
+
+    def closed_to_new_files(self, folders: set[str]) -> tuple[str, ...]:
+        """The names in ``not_enforced`` that say that ``folders`` take no new entries."""
+        names = ["new_top_level_files"] if self.workspace in folders else []
+        return (*names, "new_files_beside_protected") if folders - {self.workspace} else tuple(names)
 
 
 def is_within(path: str, folder: str) -> bool:
@@ -164,6 +189,60 @@ def _existing(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted((path for path in found if os.path.lexists(path)), key=lambda path: (depth(path), path)))
 
 
+def trail(path: str) -> tuple[list[str], str]:
+    """Where an absolute path leads: the symbolic links on the way, and the canonical path at its end.
+
+    The folder of each link is canonical. What does not exist is taken as it is written.
+    """
+    links: list[str] = []
+    current = "/"
+    left = path.split("/")[::-1]
+    while left:
+        name = left.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            current = os.path.dirname(current)
+            continue
+        step = os.path.join(current, name)
+        try:
+            target = os.readlink(step)
+        except OSError:
+            current = step
+            continue
+        if len(links) == _MOST_LINKS:
+            break
+        links.append(step)
+        current = "/" if target.startswith("/") else current
+        left += target.split("/")[::-1]
+    return links, current
+
+
+def steps_to(paths: Iterable[str]) -> tuple[str, ...]:
+    """All that must stay for ``paths`` to mean what they mean: the links on the way and what they lead to."""
+    found: list[str] = []
+    for path in paths:
+        links, end = trail(path)
+        found += [*links, end]
+    return tuple(dict.fromkeys(found))
+
+
+def _outermost(paths: Iterable[str], root: str, hidden: Iterable[str]) -> tuple[str, ...]:
+    """The existing ones of ``paths`` below ``root`` that lie in no other and in nothing hidden there."""
+    below = [path for path in dict.fromkeys(paths) if is_within(path, root) and os.path.lexists(path)]
+    covers = [*(path for path in hidden if is_within(path, root)), *below]
+    return tuple(path for path in below if not any(is_within(path, cover) and path != cover for cover in covers))
+
+
+def _root(path: str, protected: Iterable[str], links: Iterable[str], hidden: Sequence[str]) -> Root:
+    """A shared root with what in it stays."""
+    kept = _outermost(protected, path, hidden)
+    # A link inside something protected or hidden is safe with it.
+    covers = [*kept, *(each for each in hidden if is_within(each, path))]
+    loose = (link for link in dict.fromkeys(links) if is_within(link, path) and os.path.islink(link))
+    return Root(path, kept, tuple(link for link in loose if not any(is_within(link, cover) for cover in covers)))
+
+
 def resolve(policy: SandboxPolicy, cwd: str) -> Layout:
     """Work out the layout of one command from its policy, as the file system stands now.
 
@@ -185,24 +264,23 @@ def resolve(policy: SandboxPolicy, cwd: str) -> Layout:
     for path in (*private, *shared):
         _require_canonical(path)
 
-    git: list[str] = []
-    frozen: set[str] = set()
-    if not policy.unprotected_git:
-        for path in shared:
-            parts, is_link = git_paths(path)
-            git += parts
-            if is_link:
-                frozen.add(path)
+    protected: list[str] = []
+    links: list[str] = []
+    for path in shared if not policy.unprotected_git else ():
+        parts, is_link = git_paths(path)
+        protected += parts
+        if is_link:
+            links.append(os.path.join(path, ".git"))
+    for path in policy.protected if shared else ():
+        met, end = trail(path)
+        links += met
+        protected.append(end)
     hidden = _existing(policy.hidden)
     for path in hidden:
         if path in shared or path == policy.workspace:
             raise ConfigError(f"{path} cannot be hidden: it is the workspace or a writable folder")
     roots = tuple(
-        Root(
-            path,
-            protected=tuple(each for each in dict.fromkeys(git) if is_within(each, path)) if path in shared else (),
-            frozen=path in frozen,
-        )
+        _root(path, protected, links, hidden) if path in shared else Root(path)
         for path in dict.fromkeys((*private, *shared))
     )
     kept = dict.fromkeys(os.path.realpath(path) for path in readable)

@@ -17,6 +17,7 @@ from runner.errors import ConfigError, SandboxError
 from runner.permission import Mode
 from runner.record import field, record, replace
 from runner.sandbox.launch import interpreter
+from runner.sandbox.layout import is_within, steps_to
 from runner.sandbox.process import run
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _OUTSIDE_FOLDERS = ("/", "/etc", "/usr", "/var", "/opt")
 
 _PROGRAM = r"""
 import _socket, os, sys
-workspace, git, tmp, outside, port, runner, shared, name, *folders = sys.argv[1:]
+workspace, git, protected, tmp, outside, port, runner, shared, name, *folders = sys.argv[1:]
 
 def say(check, value):
     print(check, value, sep="\t")
@@ -95,6 +96,8 @@ attempt("tmp", make, tmp)
 attempt("workspace", change)
 if git:
     attempt("git", leave if os.path.isdir(git) else touch, git)
+if protected:
+    attempt("protected", touch, protected)
 attempt("overwrite", touch, os.path.join(outside, "canary"), os.O_TRUNC)
 for folder in (outside, *folders):
     attempt("create in " + folder, leave, folder)
@@ -241,6 +244,8 @@ class _Arena:
         self.name = f".nightshift-probe-{os.urandom(6).hex()}"
         git = os.path.join(policy.workspace, ".git")
         self.git = git if os.path.lexists(git) and not policy.unprotected_git else ""
+        kept = steps_to(policy.protected)
+        self.protected = next((path for path in kept if is_within(path, policy.workspace) and os.path.isfile(path)), "")
 
     def __enter__(self) -> Self:
         self._outside = os.path.join(os.path.realpath(os.path.dirname(self.policy.tmp)), f"probe-{self.name[-12:]}")
@@ -282,6 +287,7 @@ class _Arena:
         arguments = (
             policy.workspace,
             self.git,
+            self.protected,
             policy.tmp,
             self._outside,
             str(self.port()),
@@ -320,8 +326,14 @@ class _Arena:
 
     def has_something_writable(self) -> bool:
         """Whether the workspace holds an entry that a command may change even where it may add none."""
+        kept = [*steps_to(self.policy.protected), *self.policy.hidden]
         with os.scandir(self.policy.workspace) as entries:
-            return any(entry.name != ".git" and not entry.is_symlink() for entry in entries)
+            return any(
+                entry.name != ".git"
+                and not entry.is_symlink()
+                and not any(is_within(path, entry.path) for path in kept)
+                for entry in entries
+            )
 
 
 def _listen(address: tuple[str, int] | str | bytes) -> socket.socket:
@@ -362,6 +374,8 @@ def _verdict(
     needed["pair"] = "connected socket pairs are refused"
     if arena.git:
         forbidden["git"] = "a command can write into the repository's .git"
+    if arena.protected:
+        forbidden["protected"] = "a command can write to a file that defines the run"
     if not policy.unix_sockets:
         forbidden |= dict.fromkeys(("unix", "abstract"), "a command can connect to Unix sockets")
     if policy.network and arena.port():

@@ -64,6 +64,7 @@ class Box:
         mode: Mode = Mode.WORKSPACE_WRITE,
         *,
         hidden: Sequence[Path] = (),
+        protected: Sequence[Path] = (),
         workspace: Path | None = None,
         environ: Mapping[str, str] | None = None,
         **spec: Any,
@@ -79,6 +80,7 @@ class Box:
             workspace=str(workspace or self.workspace),
             state=str(self.state),
             hidden=[str(path) for path in hidden],
+            protected=[str(path) for path in protected],
             environment=child_environment(variables, settings, home=home, tmp=tmp, secrets={}),
         )
         self.started.append(executor)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, StorageError
 from runner.record import field, mutable_record
+from runner.sandbox.layout import steps_to
 from runner.workspace.git import find_repository, git, output_text, refuse_credentials
 from runner.workspace.removal import remove_tree
 from runner.workspace.snapshot import (
@@ -33,7 +34,7 @@ from runner.workspace.snapshot import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Self
 
     from runner.messages import JsonObject
@@ -72,6 +73,15 @@ class Workspace:
     def base(self) -> Base:
         """Commit, tree and dirtiness the agent began with."""
         return self.snapshot.base
+
+    def counterparts(self, paths: Iterable[str]) -> tuple[str, ...]:
+        """Absolute ``paths``, and where the agent has its own copy of what they lead over in the user's directory."""
+        given = tuple(paths)
+        if self.path == self.source:
+            return given
+        prefix = self.source.rstrip("/") + "/"
+        copies = [self.path + "/" + path.removeprefix(prefix) for path in steps_to(given) if path.startswith(prefix)]
+        return (*given, *copies)
 
     def as_json(self) -> JsonObject:
         """The whole record, for the session's state directory."""

@@ -104,8 +104,16 @@ class WorkerTool:
         message = answer["message"].replace(self._workspace.rstrip("/") + "/", "")
         if answer["code"] == "DENIED":
             message += f" (mode {invocation.mode.value})"
+            if any(self._executor.is_protected(path) for path in invocation.facts.write):
+                message += "; this file defines the run, so it stays as it is"
         error = _ERRORS.get(answer["code"], ErrorCode.TOOL_FAILED)
         return text_outcome(message, error, cancelled=error is ErrorCode.CANCELLED)
+
+    def private_note(self, invocation: Invocation, path: str) -> str:
+        """What to add where ``path`` is not the machine's own, but something private to the session; else nothing."""
+        if not self._executor.is_private(path, invocation.mode):
+            return ""
+        return " in the private temporary folder only: outside of the sandbox nothing was written to this path"
 
 
 READ_FILE: ToolSchema = {
@@ -228,7 +236,8 @@ class WriteFile(WorkerTool):
         if isinstance(value, ToolOutcome):
             return value
         verb = "made" if value["created"] else "replaced"
-        return text_outcome(f"{verb} {shown(self._workspace, path)} ({value['bytes']} bytes)")
+        note = self.private_note(invocation, path)
+        return text_outcome(f"{verb} {shown(self._workspace, path)} ({value['bytes']} bytes){note}")
 
 
 EDIT_FILE: ToolSchema = {
@@ -277,4 +286,5 @@ class EditFile(WorkerTool):
             return value
         lines = ", ".join(str(line) for line in value["lines"])
         where = f"line {lines}" if len(value["lines"]) == 1 else f"lines {lines}"
-        return text_outcome(f"edited {shown(self._workspace, path)} at {where}")
+        note = self.private_note(invocation, path)
+        return text_outcome(f"edited {shown(self._workspace, path)} at {where}{note}")

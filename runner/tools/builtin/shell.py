@@ -145,7 +145,8 @@ class Shell:
             # Models use one call id twice; the name with the number is this process's alone.
             process = self._executor.start_background(command, mode=invocation.mode, output=output, call_id=name)
         except OSError as error:
-            text = f"The command could not be started: {error.strerror}: {error.filename}"
+            where = "" if error.filename is None else f": {error.filename}"
+            text = f"The command could not be started: {error.strerror}{where}"
             return ToolOutcome([{"type": "text", "text": text}], error=ErrorCode.TOOL_FAILED)
         text = (
             f"Started in the background as process {process}. Its output goes to {output}: look with "
@@ -155,6 +156,9 @@ class Shell:
 
     def _outcome(self, result: ProcessResult, invocation: Invocation, timeout: float) -> ToolOutcome:
         output, _ = decode_output(result.output)
+        if result.workspace_lost:
+            text = f"The command was not run: {output}"
+            return ToolOutcome([{"type": "text", "text": text.strip()}], error=ErrorCode.TOOL_FAILED)
         error, notes = None, []
         if result.cancelled:
             error = ErrorCode.CANCELLED
