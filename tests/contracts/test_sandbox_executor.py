@@ -155,3 +155,35 @@ def test_a_relative_or_missing_workspace_is_refused(box: Box, monkeypatch: pytes
     for path in (Path("workspace"), Path(), place / "missing"):
         with pytest.raises(ConfigError, match="workspace"):
             box.executor(workspace=path)
+
+
+def test_a_workspace_that_is_gone_fails_the_call_and_not_the_sandbox(box: Box) -> None:
+    """Deleted, or replaced by a link, as an escalated call can do it: commands and file operations say so."""
+    executor = box.executor()
+    worker = executor.worker(executor.mode)
+    options: dict[str, Any] = {"mode": executor.mode, "timeout": 20, "cancellation": box.cancellation}
+    read = {"path": str(box.workspace / "README"), "offset": 1, "limit": 1, "max_bytes": 100}
+    asked: dict[str, Any] = {"timeout": 20, "cancellation": box.cancellation}
+    assert worker.call("read", read, **asked)["ok"]
+    assert executor.run(["/bin/true"], **options).workspace_lost is False
+    moved = box.base / "moved"
+    box.workspace.rename(moved)
+    for replace_by in (None, moved):
+        if replace_by is not None:
+            box.workspace.symlink_to(replace_by)
+        result = executor.run(["/bin/sh", "-c", "echo x > new"], **options)
+        answer = worker.call("read", read, **asked)
+        with pytest.raises(OSError, match="is gone"):
+            executor.start_background(["/bin/true"], mode=executor.mode, output=str(box.base / "out"), call_id="1")
+
+        assert result.workspace_lost
+        assert result.exit_code == 126
+        assert b"is gone" in result.output
+        assert answer["code"] == "NOT_FOUND"
+        assert "is gone" in answer["message"]
+        assert not (moved / "new").exists()
+    box.workspace.unlink()
+    moved.rename(box.workspace)
+
+    assert executor.run(["/bin/sh", "-c", "echo x > src/new"], **options).exit_code == 0
+    assert worker.call("read", read, **asked)["ok"]

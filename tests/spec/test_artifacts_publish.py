@@ -62,6 +62,22 @@ def test_the_directory_is_made_private(tmp_path: Path) -> None:
     assert [stat.S_IMODE(path.stat().st_mode) for path in (made, taken)] == [0o700, 0o700]
 
 
+def test_folders_above_the_directory_are_made_private_whatever_the_umask(tmp_path: Path) -> None:
+    """Each one that was missing is 0700; what was there stays as it is."""
+    work, there = tmp_path / "work", tmp_path / "there"
+    work.mkdir()
+    there.mkdir()
+    there.chmod(0o755)
+    old = os.umask(0)
+    try:
+        prepare_artifacts_dir(there / "nightshift" / "sessions" / "one", workspace=str(work))
+    finally:
+        os.umask(old)
+
+    modes = [stat.S_IMODE((there / name).stat().st_mode) for name in (".", "nightshift", "nightshift/sessions")]
+    assert modes == [0o755, 0o700, 0o700]
+
+
 def test_a_directory_the_agent_could_write_is_refused(tmp_path: Path) -> None:
     """Inside the workspace or a writable root, by whatever name."""
     work, more = tmp_path / "work", tmp_path / "more"
