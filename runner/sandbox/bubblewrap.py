@@ -183,6 +183,7 @@ def _mounts(policy: SandboxPolicy, plan: layout.Layout) -> list[str]:
         mounts.add(path, ["--ro-bind-try", path, path])
     pinned = {root.path for root in plan.roots}
     for root in plan.roots:
+        _pin(mounts, root.path, plan, pinned)
         _add_root(mounts, root)
         for path in root.protected:
             _pin(mounts, path, plan, pinned)

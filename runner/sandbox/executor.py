@@ -63,9 +63,11 @@ def session_policy(
 
     Raises:
         ConfigError: CONFIG_INVALID, the workspace cannot be confined, or belongs to somebody else
-            while the runner is root and may not keep root's file rights.
+            while the runner is root and may not keep root's file rights; or ``state`` lies where
+            commands may write.
     """
     layout.require_workspace(workspace)
+    _require_apart(state, (workspace, *spec.writable))
     if mode is not Mode.DANGER_FULL_ACCESS:
         _require_owner(workspace, spec)
     folders = {}
@@ -96,6 +98,17 @@ def _git_trust(workspace: str) -> dict[str, str]:
     if os.stat(workspace).st_uid == os.geteuid():
         return {}
     return {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": workspace}
+
+
+def _require_apart(state: str, writable: Sequence[str]) -> None:
+    """Private folders where commands write could be replaced by them, and mounts would follow."""
+    path = os.path.realpath(state)
+    for folder in map(os.path.realpath, writable):
+        if layout.is_within(path, folder):
+            raise ConfigError(
+                f"the session's private folder {path} lies in {folder}, where commands may write",
+                hint="set TMPDIR of the runner to a folder outside the workspace and sandbox.writable",
+            )
 
 
 def _require_owner(workspace: str, spec: SandboxSpec) -> None:
