@@ -55,9 +55,12 @@ def runtime_context(
         "workspace-write": "The workspace and the temporary folder may be written; .git may not.",
         "danger-full-access": "Commands run without a sandbox.",
     }[mode]
+    # What /tmp is differs by backend; that nothing can be kept there does not.
+    sandboxed = mode != "danger-full-access"
+    lasting = " ($TMPDIR). What is put elsewhere in /tmp is gone after the call, or refused." if sandboxed else ""
     lines = [
         f"Workspace: {workspace}",
-        f"Temporary folder: {tmp}",
+        f"Temporary folder: {tmp}" + lasting,
         f"Permission mode: {mode}. {writes}",
         f"Network: {'on' if network else 'off'}.",
     ]

@@ -62,7 +62,7 @@ class SandboxPolicy:
         hidden: Paths that must look empty or absent.
         protected: Absolute paths of files in the workspace or a writable root that stay what they are:
             readable, and neither changed, removed, moved nor replaced. A link on the way stays as well.
-        readable: Folders that must stay readable although the private temporary folder or a
+        readable: Folders that must stay readable although a fresh temporary folder or a
             hidden folder takes the place of what surrounds them; the working directory always is.
         environment: The whole environment of the command, already scrubbed.
     """
@@ -123,7 +123,7 @@ class Backend(Protocol):
         ...
 
     def private_folders(self) -> tuple[str, ...]:
-        """Folders of this machine in whose place a command finds its private temporary folder."""
+        """Folders of this machine in whose place each command finds a fresh one that is gone with it."""
         ...
 
     def confine(self, argv: Sequence[str], policy: SandboxPolicy, *, cwd: str | None = None) -> ConfinedCommand:

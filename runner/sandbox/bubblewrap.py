@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from runner.sandbox.base import SandboxLimits, SandboxPolicy
 
 _FIXED = ("/usr/bin", "/bin", "/usr/local/bin", "/run/current-system/sw/bin")
-_TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108  # the paths that a private folder replaces
+_TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108  # the paths that a fresh folder replaces
 _KEPT_CAPABILITIES = ("dac_override", "fowner")
 
 
@@ -195,7 +195,7 @@ def _mounts(policy: SandboxPolicy, plan: layout.Layout) -> list[str]:
         covers = [each for each in plan.hidden if layout.is_within(path, each) and path != each]
         if any(not _shown_again(path, cover, shown) for cover in covers):
             continue  # gone with what is around it; a mount would only show its name
-        # What the private temporary folder replaces is gone already, unless a root shows it again.
+        # What a fresh temporary folder replaces is gone already, unless a root shows it again.
         inside = [folder for folder in temporary if layout.is_within(path, folder)]
         if inside and not any(layout.is_within(path, folder) for folder in shown):
             continue
@@ -252,7 +252,7 @@ class Bubblewrap:
         return tuple(missing)
 
     def private_folders(self) -> tuple[str, ...]:
-        """The machine's temporary folders: a private one takes their place."""
+        """The machine's temporary folders: each command has fresh ones in their place."""
         return tuple(_temporary_folders())
 
     def not_enforced(self, policy: SandboxPolicy) -> tuple[str, ...]:

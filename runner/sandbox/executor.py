@@ -438,7 +438,7 @@ class Executor:
     def is_private(self, path: str, mode: Mode) -> bool:
         """Whether commands in ``mode`` find something of their own at ``path``, which the machine does not have there.
 
-        bubblewrap puts the session's temporary folder in the place of ``/tmp`` and ``/var/tmp``.
+        bubblewrap puts a fresh folder in the place of ``/tmp`` and ``/var/tmp`` for each command.
         """
         if mode is Mode.DANGER_FULL_ACCESS or self._backend is None:
             return False

@@ -31,6 +31,8 @@ LINES = 2_000
 SECONDS = 60.0
 """Seconds one operation of the worker may take."""
 
+_SHARED = ("/tmp/", "/var/tmp/")  # noqa: S108  # paths that a model tries, not ones that are used
+
 _ERRORS = {
     "DENIED": ErrorCode.SANDBOX_DENIED,
     "TIMEOUT": ErrorCode.TOOL_TIMEOUT,
@@ -106,14 +108,20 @@ class WorkerTool:
             message += f" (mode {invocation.mode.value})"
             if any(self._executor.is_protected(path) for path in invocation.facts.write):
                 message += "; this file defines the run, so it stays as it is"
+            if any(path.startswith(_SHARED) for path in invocation.facts.write):
+                message += f"; the temporary folder is {self._executor.tmp}"
         error = _ERRORS.get(answer["code"], ErrorCode.TOOL_FAILED)
         return text_outcome(message, error, cancelled=error is ErrorCode.CANCELLED)
 
-    def private_note(self, invocation: Invocation, path: str) -> str:
-        """What to add where ``path`` is not the machine's own, but something private to the session; else nothing."""
+    def refusal(self, invocation: Invocation, path: str) -> ToolOutcome | None:
+        """The outcome of a write to where each command has a folder of its own, so that nothing lasts; else None."""
         if not self._executor.is_private(path, invocation.mode):
-            return ""
-        return " in the private temporary folder only: outside of the sandbox nothing was written to this path"
+            return None
+        text = (
+            f"{path} is not written: each command has a fresh folder of its own there, so the file would be gone. "
+            f"The temporary folder is {self._executor.tmp} (mode {invocation.mode.value})"
+        )
+        return text_outcome(text, ErrorCode.SANDBOX_DENIED)
 
 
 READ_FILE: ToolSchema = {
@@ -232,12 +240,14 @@ class WriteFile(WorkerTool):
     def execute(self, invocation: Invocation) -> ToolOutcome:
         """Write the file."""
         path = invocation.facts.write[0]
+        refused = self.refusal(invocation, path)
+        if refused is not None:
+            return refused
         value = self.ask(invocation, "write", {"path": path, "content": invocation.arguments["content"]})
         if isinstance(value, ToolOutcome):
             return value
         verb = "made" if value["created"] else "replaced"
-        note = self.private_note(invocation, path)
-        return text_outcome(f"{verb} {shown(self._workspace, path)} ({value['bytes']} bytes){note}")
+        return text_outcome(f"{verb} {shown(self._workspace, path)} ({value['bytes']} bytes)")
 
 
 EDIT_FILE: ToolSchema = {
@@ -281,10 +291,12 @@ class EditFile(WorkerTool):
     def execute(self, invocation: Invocation) -> ToolOutcome:
         """Make the edits."""
         path = invocation.facts.write[0]
+        refused = self.refusal(invocation, path)
+        if refused is not None:
+            return refused
         value = self.ask(invocation, "edit", {"path": path, "edits": invocation.arguments["edits"]})
         if isinstance(value, ToolOutcome):
             return value
         lines = ", ".join(str(line) for line in value["lines"])
         where = f"line {lines}" if len(value["lines"]) == 1 else f"lines {lines}"
-        note = self.private_note(invocation, path)
-        return text_outcome(f"edited {shown(self._workspace, path)} at {where}{note}")
+        return text_outcome(f"edited {shown(self._workspace, path)} at {where}")
