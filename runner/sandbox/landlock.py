@@ -80,7 +80,8 @@ class Landlock:
         if self._abi < _DEVICE_ABI:
             missing.append("device_control")
         if os.geteuid() == 0:
-            missing.append("process_limit")
+            # The folder of the runner's descriptors belongs to root, and an owner may list it.
+            missing += ["process_limit", "runner_descriptors"]
         return tuple(missing)
 
     def private_folders(self) -> tuple[str, ...]:

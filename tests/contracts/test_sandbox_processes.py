@@ -251,6 +251,36 @@ def test_the_runner_cannot_be_read(box: Box, victim: subprocess.Popen[bytes]) ->
     box.assert_untouched()
 
 
+HARDENED = """
+import time
+from runner.sandbox.process import harden_self
+harden_self()
+print("hardened", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def hardened() -> Iterator[int]:
+    """The process id of a program outside the sandbox that has closed itself as the runner does."""
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, "-c", HARDENED], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"hardened\n"
+        yield process.pid
+        process.kill()
+
+
+def test_what_the_runners_descriptors_lead_to_is_closed(box: Box, hardened: int) -> None:
+    """Where their numbers can be listed at all, as by root under Landlock, that is named as a gap."""
+    result = box.run("cd /proc/$1/fd; echo *; cd /; readlink /proc/$1/fd/1; cat /proc/$1/fdinfo/1 2>&1", hardened)
+    listed = any(word.isdigit() for word in result.output.split())
+
+    assert b"pipe" not in result.output
+    assert b"flags" not in result.output
+    assert listed == ("runner_descriptors" in box.executor().not_enforced(Mode.WORKSPACE_WRITE)), result.output
+
+
 TRACE = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
