@@ -132,18 +132,22 @@ def test_a_protected_file_in_a_protected_or_hidden_folder_opens_nothing(box: Box
         (box.workspace / folder).mkdir(parents=True)
         (box.workspace / folder / "task.yaml").write_text(TASK)
         (box.workspace / folder / "secret").write_text("secret\n")
+        (box.workspace / folder / "link.yaml").symlink_to("task.yaml")
     files = [box.workspace / ".git/tasks/deep/task.yaml", box.workspace / "private/tasks/deep/task.yaml"]
     attack = """
         echo evil > .git/tasks/deep/new; echo evil > .git/tasks/new; echo evil > .git/tasks/deep/task.yaml
-        echo evil > private/tasks/deep/new; cat private/tasks/deep/secret private/tasks/deep/task.yaml; true
+        echo evil > .git/tasks/deep/secret; echo evil > private/tasks/deep/new; echo evil > private/tasks/deep/secret
+        cat private/tasks/deep/secret private/tasks/deep/task.yaml; true
     """
-    result = box.run(attack, protected=files, hidden=(box.workspace / "private",))
+    links = [file.with_name("link.yaml") for file in files]
+    result = box.run(attack, protected=[*files, *links], hidden=(box.workspace / "private",))
 
     assert b"secret\n" not in result.output
     assert TASK.encode() not in result.output
     for file in files:
         assert file.read_text() == TASK
-        assert sorted(path.name for path in file.parent.iterdir()) == ["secret", "task.yaml"]
+        assert sorted(path.name for path in file.parent.iterdir()) == ["link.yaml", "secret", "task.yaml"]
+        assert file.with_name("secret").read_text() == "secret\n"
     assert not (box.workspace / ".git/tasks/new").exists()
 
 
@@ -242,3 +246,47 @@ def test_a_protected_file_below_tmp_stays_too(tmp_path: Path, backend: str) -> N
         box.run(attack, "ci/deep/task.yaml", protected=(task,))
         assert task.read_text() == TASK, attack
     box.close()
+
+
+def test_a_hidden_path_in_a_protected_or_hidden_folder_opens_nothing(box: Box) -> None:
+    """Hiding it leaves the folders around it as closed as they were, and shows no name of it."""
+    inner = box.workspace / ".git" / "private" / "deep" / "key"
+    inner.parent.mkdir(parents=True)
+    inner.write_text("secret\n")
+    folder = box.outside / "folder"
+    (folder / "session").mkdir()
+    result = box.run(
+        'echo evil > .git/private/new; echo evil > .git/private/deep/new; cat .git/private/deep/key; ls "$1"',
+        folder,
+        hidden=(inner, folder, folder / "session"),
+    )
+
+    assert [path.name for path in inner.parent.iterdir()] == ["key"]
+    assert [path.name for path in inner.parent.parent.iterdir()] == ["deep"]
+    assert b"secret" not in result.output
+    if box.backend == "bubblewrap":
+        assert b"session" not in result.output
+
+
+def test_a_workspace_in_a_hidden_folder_of_a_writable_one_shows_only_itself(box: Box) -> None:
+    """The deeper path decides: what keeps its files in place does not uncover the folder between."""
+    shared = box.base / "shared"
+    between = shared / "hidden" / "between"
+    between.mkdir(parents=True)
+    (between / "secret").write_text("secret\n")
+    workspace = between / "workspace"
+    (workspace / "ci").mkdir(parents=True)
+    task = workspace / "ci" / "task.yaml"
+    task.write_text(TASK)
+    executor = box.executor(
+        workspace=workspace, protected=(task,), hidden=(shared / "hidden",), writable=(str(shared),)
+    )
+    script = "cat ../secret; echo evil > ../new; echo evil > ci/task.yaml; rm -f ci/task.yaml; cat ci/task.yaml"
+    result = executor.run(
+        ["/bin/bash", "-c", script], mode=Mode.WORKSPACE_WRITE, timeout=20, cancellation=box.cancellation
+    )
+
+    assert b"secret\n" not in result.output
+    assert result.output.endswith(TASK.encode())
+    assert task.read_text() == TASK
+    assert sorted(path.name for path in between.iterdir()) == ["secret", "workspace"]
