@@ -11,6 +11,8 @@ import contextvars
 import sys
 from typing import TYPE_CHECKING, Any
 
+from runner.neutral import neutral_json, neutral_text
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -54,7 +56,8 @@ class _Stderr:
     def msg(self, message: str) -> None:
         """Write one line."""
         try:
-            sys.stderr.write(_Settings.redact(message) + "\n")
+            neutral = neutral_json if _Settings.format == "json" else neutral_text
+            sys.stderr.write(neutral(_Settings.redact(message)) + "\n")
             sys.stderr.flush()
         except (OSError, ValueError):
             pass  # stderr is gone; the session log holds what matters

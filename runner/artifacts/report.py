@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from runner.errors import ErrorCode
+from runner.neutral import neutral_line, neutral_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,27 +33,10 @@ _OPAQUE = """\
 What a program out of the workspace does (a test runner, a build tool) is bounded by the sandbox only, not by the \
 policy."""
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_DIRECTION = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-_COMMAND_START = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
-_COMMAND_ANYWHERE = re.compile(r"##(?=[a-zA-Z]*\[)")
-
-
-def neutral_text(text: str) -> str:
-    """``text`` with controls as escapes (newlines and tabs stay) and commands of CI systems broken up."""
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\r\n", "\n")
-    text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-    return neutral_commands(_DIRECTION.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
-
-
-def neutral_commands(text: str) -> str:
-    """Break up what a CI system would read as a command: ``::x::`` at a line's start, ``##[x]`` anywhere."""
-    return _COMMAND_ANYWHERE.sub(r"#\\#", _COMMAND_START.sub(r"\1:\\", text))
-
 
 def code_span(text: str, *, limit: int = _CELL_LIMIT) -> str:
     """One line of foreign text as a code span that is also safe in a table cell; empty text is a dash."""
-    line = neutral_text(text[: limit + 1]).replace("\n", "\\n").replace("\t", "\\t").strip()
+    line = neutral_line(text[: limit + 1]).strip()
     if not line:
         return "-"
     if len(line) > limit:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from runner.neutral import neutral_json, neutral_text
+
 if TYPE_CHECKING:
     from runner.sandbox.probe import ProbeReport
 
@@ -34,10 +36,10 @@ def command(*, as_json: bool) -> int:
         import json
 
         document = {**facts, "chosen": chosen, "backends": [_entry(report) for report in reports]}
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        click.echo(neutral_json(json.dumps(document, indent=2, ensure_ascii=False)))
     else:
         for line in _lines(facts, reports, chosen):
-            click.echo(line)
+            click.echo(neutral_text(line))
     return ErrorCode.COMPLETED.exit_code if chosen else ErrorCode.SANDBOX_UNAVAILABLE.exit_code
 
 

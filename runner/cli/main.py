@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from runner import __version__, diagnostics
-from runner.cli.output import say_error, show_error
+from runner.cli.output import say_error, show_error, show_traceback
 from runner.errors import ErrorCode, RunnerError
 
 if TYPE_CHECKING:
@@ -164,9 +164,7 @@ def main() -> NoReturn:
     try:
         code = run_cli(sys.argv[1:])
     except Exception as error:  # noqa: BLE001  # the last resort: our bug, said as such
-        import traceback
-
-        traceback.print_exception(error)
+        show_traceback(error)
         say_error(
             ErrorCode.INTERNAL.name, repr(error), "this is a bug in nightshift; please report it with the lines above"
         )

@@ -2,6 +2,7 @@
 
 A stream that takes no more (a closed pipe, a full disk) goes silent and changes nothing else: what
 counts stands in the artifacts and the exit code. With ``--log-format json`` each line on stderr is JSON.
+Whatever is said may quote a model, so no terminal and no CI system finds anything in it to act on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from runner import diagnostics
+from runner.neutral import neutral_json, neutral_text
 
 if TYPE_CHECKING:
     from runner.errors import RunnerError
@@ -29,8 +31,13 @@ def _write(name: str, text: str) -> None:
 
 
 def put(text: str) -> None:
-    """One piece of data on stdout."""
-    _write("stdout", text)
+    """One piece of data for people on stdout."""
+    _write("stdout", neutral_text(text))
+
+
+def put_json(text: str) -> None:
+    """One piece of JSON on stdout."""
+    _write("stdout", neutral_json(text))
 
 
 def say(text: str, /, **values: object) -> None:
@@ -38,7 +45,7 @@ def say(text: str, /, **values: object) -> None:
     if diagnostics.as_json():
         diagnostics.announce("info", text, **values)
     else:
-        _write("stderr", text)
+        _write("stderr", neutral_text(text))
 
 
 def say_error(code: str, message: str, hint: str | None) -> None:
@@ -46,11 +53,18 @@ def say_error(code: str, message: str, hint: str | None) -> None:
     if diagnostics.as_json():
         diagnostics.announce("error", message, code=code, hint=hint)
         return
-    _write("stderr", f"error {code}: {message}")
+    _write("stderr", neutral_text(f"error {code}: {message}"))
     if hint:
-        _write("stderr", f"hint: {hint}")
+        _write("stderr", neutral_text(f"hint: {hint}"))
 
 
 def show_error(error: RunnerError) -> None:
     """``say_error`` for an exception."""
     say_error(error.code.name, error.message, error.hint)
+
+
+def show_traceback(error: BaseException) -> None:
+    """Where a bug of ours is."""
+    import traceback
+
+    _write("stderr", neutral_text("".join(traceback.format_exception(error)).rstrip("\n")))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from runner.cli.options import load_options, run_options
+from runner.neutral import neutral_json, neutral_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 _OPAQUE: Final = "opaque: what it runs is bounded by the sandbox only"
 _WIDEST: Final = 72
-
-# What a terminal or a CI system would act on instead of showing it.
-_ACTIVE: Final = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|##(?=\\[)")
 
 
 @click.command(name="plan")
@@ -45,16 +42,14 @@ def command(task: str | None, artifacts: str | None, as_json: bool, **options: A
         check_artifacts_dir(Path.cwd() / artifacts, spec.task.workspace.path, spec.profile.sandbox.writable)
     report = plan_report(spec, os.environ)
     if as_json:
-        # GitHub takes ##[x] for a command anywhere in a line, inside of a JSON text too.
-        click.echo(json.dumps(report, ensure_ascii=False, indent=2).replace("##[", "#\\u0023["))
+        click.echo(neutral_json(json.dumps(report, ensure_ascii=False, indent=2)))
     else:
-        click.echo("\n".join(_text(report)))
+        click.echo(neutral_text("\n".join(_text(report))))
 
 
 def shown(value: Any, widest: int = _WIDEST) -> str:
     """A value on one line of a terminal: JSON, nothing in it active, at most ``widest`` characters."""
-    text = json.dumps(value, ensure_ascii=False)
-    text = _ACTIVE.sub(lambda match: "".join(f"\\u{ord(each):04x}" for each in match[0]), text)
+    text = neutral_json(json.dumps(value, ensure_ascii=False))
     return text if len(text) <= widest else f"{text[: widest - 1]}…"
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from runner.neutral import neutral_json, neutral_text
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -36,7 +38,10 @@ def check(policy: str, as_json: bool) -> None:
 
     loaded = read_policy(Path(policy))
     report = _report(loaded)
-    click.echo(json.dumps(report, ensure_ascii=False, indent=2) if as_json else _text(report))
+    if as_json:
+        click.echo(neutral_json(json.dumps(report, ensure_ascii=False, indent=2)))
+    else:
+        click.echo(neutral_text(_text(report)))
 
 
 def _report(policy: Policy) -> JsonObject:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runner.cli.options import load_options, run_options
-from runner.cli.output import put, say, say_error
+from runner.cli.output import put, put_json, say, say_error
 from runner.errors import SOFT_FAIL_CLASSES, ConfigError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def command(
     streams: list[StreamJson] = []
 
     def begin_stream(session_id: str, workspace: str) -> StreamJson:
-        streams.append(StreamJson(session_id=session_id, cwd=workspace, write=put))
+        streams.append(StreamJson(session_id=session_id, cwd=workspace, write=put_json))
         return streams[-1]
 
     harden_self()
@@ -104,7 +104,7 @@ def command(
     for stream in streams:
         stream.finish(finished.result)
     if output_format == "json":
-        put(json.dumps(finished.result, indent=2, ensure_ascii=False))
+        put_json(json.dumps(finished.result, indent=2, ensure_ascii=False))
     if output_format == "text":
         _show_text(finished.result, finished.directory)
     _show_failure(finished.result)

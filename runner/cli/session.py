@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from runner.cli.output import say
+from runner.neutral import neutral_json, neutral_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -45,7 +48,7 @@ def show(session: str, *, full: bool, as_json: bool) -> None:
     source = open_session(session)
     _print_lines(_json_document(source) if as_json else transcript(source.header, source.events(), full=full))
     if source.dropped:
-        click.echo(f"note: {source.dropped}", err=True)
+        say(f"note: {source.dropped}")
 
 
 @command.command()
@@ -142,27 +145,25 @@ def _json_document(source: SessionSource) -> Iterator[str]:
     """One JSON document, made line by line."""
     import orjson
 
-    yield f'{{"schemaVersion":1,"header":{orjson.dumps(source.header).decode()},"events":['
+    yield neutral_json(f'{{"schemaVersion":1,"header":{orjson.dumps(source.header).decode()},"events":[')
     separator = ""
     for event in source.events():
-        yield separator + orjson.dumps(event.record()).decode()
+        yield separator + neutral_json(orjson.dumps(event.record()).decode())
         separator = ","
     yield f'],"dropped":{orjson.dumps(source.dropped).decode()}}}'
 
 
 def _verification_lines(result: Verification, name: str = "session") -> Iterator[str]:
-    from runner.session.transcript import visible
-
-    yield visible(f"{name} {result.session}")
+    yield neutral_line(f"{name} {result.session}")
     yield f"  chain: {result.chain}, manifest: {result.manifest}, {result.state}"
     yield f"  digest: {result.digest}"
     counts = f"{result.events} events, {result.turns} turns, {result.steps} steps, {result.seals} seals"
     yield f"  {result.lines} lines, {counts}"
     yield f"  requests: {result.requests_checked} rebuilt and equal, {result.requests_not_checked} not checked"
     if result.artifacts_checked:
-        yield visible(f"  artifacts checked: {', '.join(result.artifacts_checked)}")
+        yield neutral_line(f"  artifacts checked: {', '.join(result.artifacts_checked)}")
     if result.artifacts_not_checked:
-        yield visible(f"  artifacts not checked, not beside the log: {', '.join(result.artifacts_not_checked)}")
+        yield neutral_line(f"  artifacts not checked, not beside the log: {', '.join(result.artifacts_not_checked)}")
     if result.dropped:
         yield f"  {result.dropped}"
     for child in result.children:
@@ -170,19 +171,17 @@ def _verification_lines(result: Verification, name: str = "session") -> Iterator
 
 
 def _usage_lines(usage: JsonObject) -> Iterator[str]:
-    from runner.session.transcript import visible
-
     for name, value in usage.items():
         if isinstance(value, dict):
             inner = ", ".join(f"{key} {_unknown(item)}" for key, item in value.items())
-            yield visible(f"{name}: {inner}")
+            yield neutral_line(f"{name}: {inner}")
         elif isinstance(value, list):
             yield f"{name}: {len(value)}"
             for row in value:
                 cells = row.items() if isinstance(row, dict) else [("", row)]
-                yield visible("  " + ", ".join(f"{key} {_unknown(item)}".strip() for key, item in cells))
+                yield neutral_line("  " + ", ".join(f"{key} {_unknown(item)}".strip() for key, item in cells))
         else:
-            yield visible(f"{name}: {_unknown(value)}")
+            yield neutral_line(f"{name}: {_unknown(value)}")
 
 
 def _unknown(value: object) -> object:
@@ -196,7 +195,8 @@ def _error(error: Any) -> JsonObject:
 def _print_json(value: object) -> None:
     import orjson
 
-    sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    text = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
+    sys.stdout.buffer.write(neutral_json(text).encode())
 
 
 def _print_lines(lines: Iterator[str]) -> None:

@@ -1,18 +1,18 @@
 """A plain, readable transcript of a session.
 
 Pure: events in, lines out, one at a time. Invariants: nothing in a log can move the reader's cursor,
-change colours or reorder text, since control characters and direction marks are shown as escapes; long
-content is cut with a note. Reads all event types; no effect on the prefix cache.
+change colours, reorder text or command a CI system, since all that is shown as escapes; long content is
+cut with a note. Reads all event types; no effect on the prefix cache.
 """
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from runner.neutral import neutral_line, neutral_text
 from runner.session import events as ev
 
 if TYPE_CHECKING:
@@ -26,14 +26,6 @@ CUT = 2000
 
 _SUMMARY_CUT = 200
 _MARGIN = " " * 8 + "| "
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb]")
-
-
-def visible(text: str) -> str:
-    """``text`` with every control character but newline and tab, and every direction mark, as an escape."""
-    return _HIDDEN.sub(
-        lambda match: f"\\x{ord(match[0]):02x}" if match[0] < "\x80" else f"\\u{ord(match[0]):04x}", text
-    )
 
 
 def transcript(header: JsonObject, events: Iterable[Event], *, full: bool = False) -> Iterator[str]:
@@ -44,7 +36,7 @@ def transcript(header: JsonObject, events: Iterable[Event], *, full: bool = Fals
         events: The events; runs of ``assistant/chunk`` become one line.
         full: Show long content whole.
     """
-    yield visible(_heading(header))
+    yield neutral_line(_heading(header))
     chunks: list[int] = []
     for event in events:
         if isinstance(event, ev.AssistantChunk):
@@ -84,9 +76,9 @@ def _lines_of(event: Event, *, full: bool) -> Iterator[str]:
     summary, content = _describe(event)
     name = event.record()["type"] if isinstance(event, (ev.UnknownEvent, ev.TeamEvent)) else event.TYPE
     clock = _moment(event.time, "%H:%M:%S")
-    yield visible(f"{event.seq:>7}  {name:<20}  {clock}  {_cut(summary, full=full)}".rstrip()).replace("\n", "\\n")
+    yield neutral_line(f"{event.seq:>7}  {name:<20}  {clock}  {_cut(summary, full=full)}".rstrip())
     for text in content:
-        shown = visible(text)
+        shown = neutral_text(text)
         rest = 0 if full else len(shown) - CUT
         for line in (shown[:CUT] if rest > 0 else shown).split("\n"):
             yield _MARGIN + line

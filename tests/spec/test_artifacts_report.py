@@ -9,7 +9,8 @@ import pytest
 
 from runner.artifacts.facts import RunFold
 from runner.artifacts.patch import PatchInfo
-from runner.artifacts.report import SIZE_LIMIT, code_block, code_span, neutral_text, render_summary
+from runner.artifacts.report import SIZE_LIMIT, code_block, code_span, render_summary
+from runner.neutral import neutral_text
 from runner.session import events as ev
 
 HEADER = {"id": "session-1", "createdAt": 1_000, "cwd": "/w"}

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from runner.cli.main import run_cli
+from runner.neutral import neutral_text
 from runner.session import events as ev
 from runner.session.store import open_session
-from runner.session.transcript import CUT, transcript, visible
+from runner.session.transcript import CUT, transcript
 from runner.testing.sessions import SAMPLE_ID, SampleSession
 
 if TYPE_CHECKING:
@@ -292,8 +293,8 @@ def test_terminal_escapes_and_direction_marks_are_shown_not_sent() -> None:
     """Colours, cursor moves, titles, backspaces, C1 controls and reordering never reach the terminal."""
     hostile = "\x1b[31mred\x1b]0;title\x07\r\b\x9b2J\u202egnp.exe\u2066\u200f\x00 tab\tand\nline"
 
-    assert visible(hostile) == (
-        "\\x1b[31mred\\x1b]0;title\\x07\\x0d\\x08\\u009b2J\\u202egnp.exe\\u2066\\u200f\\x00 tab\tand\nline"
+    assert neutral_text(hostile) == (
+        "\\x1b[31mred\\x1b]0;title\\x07\\x0d\\x08\\x9b2J\\u202egnp.exe\\u2066\\u200f\\x00 tab\tand\nline"
     )
 
 

@@ -1,0 +1,40 @@
+"""Foreign text (of a model, a tool, a server, a log) as text that is only read, never acted on.
+
+A terminal acts on control characters and direction marks, a CI system on commands in what a step prints:
+``::x::`` at the start of a line, ``##[x]`` anywhere. Both stand as they were written, but broken up. The one
+place for this: reports, the command line's output and transcripts use it. Pure; no effect on the prefix cache.
+"""
+
+from __future__ import annotations
+
+import re
+
+_CONTROL = "\x7f-\x9f"
+_DIRECTION = "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
+_ACTIVE = re.compile(f"[\x00-\x08\x0b-\x1f{_CONTROL}{_DIRECTION}\ud800-\udfff]")
+_ACTIVE_IN_JSON = re.compile(f"[{_CONTROL}{_DIRECTION}\ud800-\udfff]")
+# GitHub cuts all white space off before it looks. Within one line, so that blank lines cost nothing.
+_COMMAND_START = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
+_COMMAND_ANYWHERE = re.compile(r"##(?=[a-zA-Z]*\[)")
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def neutral_text(text: str) -> str:
+    """``text`` with controls as escapes (newlines and tabs stay) and commands of CI systems broken up."""
+    text = _ACTIVE.sub(_escape, text.replace("\r\n", "\n"))
+    return _COMMAND_ANYWHERE.sub(r"#\\#", _COMMAND_START.sub(r"\1:\\", text))
+
+
+def neutral_line(text: str) -> str:
+    """The same on one line: newlines and tabs are escapes too."""
+    return neutral_text(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def neutral_json(text: str) -> str:
+    """JSON text with the same value in which nothing is active; its strings hold what may be."""
+    text = _ACTIVE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _COMMAND_ANYWHERE.sub(r"#\\u0023", text)
