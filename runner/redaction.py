@@ -1,20 +1,21 @@
-"""Takes known secrets out of text, once, where text enters the session.
+"""Takes known secrets out of text, once, where text enters the session, and finds them in files.
 
 A secret is known by its value, never guessed by its looks. It is found as it is and in the forms it takes
-on its way through programs: percent-encoded, JSON-escaped, in hex, and in base64 at any alignment, whole
-lines of a longer one alone. Without secrets every method returns its argument untouched.
+on its way through programs: percent-encoded, JSON-escaped, in hex, and in base64 at any alignment, the last
+two also cut into lines; whole lines of a longer one alone. Without secrets every method returns its argument
+untouched; with some, a search for fixed bytes decides whether the text is looked at closely.
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 MIN_BYTES = 6
 """A shorter secret would be found in ordinary text everywhere."""
@@ -22,7 +23,70 @@ MIN_BYTES = 6
 LINE_CHARACTERS = 16
 """From this length on, a line of a secret with several lines (a private key) is a secret of its own."""
 
+_BREAK = re.compile(r"(?:\\r|\r)?(?:\\n|\n)")
+"""An end of a line, as it is or inside of JSON."""
+
+_LONGEST_BREAK = 4
+_ESCAPED = re.compile(r"%[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}")
+_MANY = 64
+
 Json = Any
+
+
+class _Form(NamedTuple):
+    """One form of a secret.
+
+    Attributes:
+        name: Name of the secret.
+        text: The form, without line ends; with small hex digits if those may be of either case.
+        wrapped: Whether line ends may stand between any two characters.
+        folded: Whether hex digits may be of either case.
+        data: ``text`` in UTF-8, capital letters small if hex digits may be of either case.
+    """
+
+    name: str
+    text: str
+    wrapped: bool
+    folded: bool
+    data: bytes
+
+    def pattern(self) -> str:
+        """Source of the expression that finds it."""
+        if self.wrapped:
+            characters = (f"[{each}{each.upper()}]" if self.folded else re.escape(each) for each in self.text)
+            return f"(?:{_BREAK.pattern})?".join(characters)
+        if not self.folded:
+            return re.escape(self.text)
+        parts, at = [], 0
+        for found in _ESCAPED.finditer(self.text):
+            parts.append(re.escape(self.text[at : found.start()]))
+            parts.append(f"{re.escape(found[0][: -_digits(found[0])])}(?i:{found[0][-_digits(found[0]) :]})")
+            at = found.end()
+        return "".join([*parts, re.escape(self.text[at:])])
+
+
+def _digits(escape: str) -> int:
+    return 2 if escape[0] == "%" else 4
+
+
+class _Views:
+    """A text as the kinds of forms are looked for in it, each made when it is first needed."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._made: dict[tuple[bool, bool], bytes] = {}
+
+    def holds(self, form: _Form) -> bool:
+        """Whether the form may be there; False is certain."""
+        key = (form.wrapped, form.folded)
+        view = self._made.get(key)
+        if view is None:
+            view = self._data
+            if form.wrapped and (b"\n" in view or b"\\n" in view):
+                view = view.translate(None, b"\r\n").replace(b"\\r", b"").replace(b"\\n", b"")
+            view = self._made[key] = view.lower() if form.folded else view
+        # A form that begins with n or r may stand behind a backslash that has nothing to do with it.
+        return form.data in view or (form.wrapped and form.text[0] in "nr" and form.data in self._data)
 
 
 class Redactor:
@@ -36,35 +100,41 @@ class Redactor:
     """
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
-        names: dict[str, str] = {}
+        forms: dict[tuple[str, bool, bool], _Form] = {}
         for name, secret in secrets.items():
             if len(secret.encode("utf-8", "surrogatepass")) < MIN_BYTES:
                 raise ConfigError(
                     f"the secret {name} is shorter than {MIN_BYTES} bytes and cannot be kept out of the log",
                     hint="use a longer value, or do not name it as a secret",
                 )
-            for form in _forms(secret):
-                names.setdefault(form, name)
-        self._names = names
+            for text, wrapped, folded in _forms(secret):
+                data = text.encode("utf-8", "surrogatepass")
+                form = _Form(name, text, wrapped, folded, data.lower() if folded else data)
+                forms.setdefault((text, wrapped, folded), form)
         # Longest first, so that a form that begins like another one is replaced whole.
-        ordered = sorted(names, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
-        self._longest = len(ordered[0]) if ordered else 0
-        self._beginnings: frozenset[str] | None = None
+        self._forms = sorted(forms.values(), key=lambda form: len(form.text), reverse=True)
+        self._patterns: dict[tuple[int, ...], re.Pattern[str]] = {}
+        # Most characters that a secret takes, an end of a line behind each of them.
+        self._reach = max(
+            (len(form.text) * (1 + _LONGEST_BREAK if form.wrapped else 1) for form in self._forms), default=0
+        )
 
     def text(self, text: str) -> tuple[str, int]:
         """``text`` without secrets, and how many were replaced."""
-        if self._pattern is None:
+        search = self._search(text)
+        if search is None:
             return text, 0
-        return self._pattern.subn(self._mark, text)
+        pattern, mark = search
+        return pattern.subn(mark, text)
 
     def holds(self, text: str) -> bool:
         """Whether ``text`` has a secret in it."""
-        return self._pattern is not None and self._pattern.search(text) is not None
+        search = self._search(text)
+        return search is not None and search[0].search(text) is not None
 
     def value(self, value: Json) -> tuple[Json, int]:
         """A JSON value whose strings, keys included, are without secrets; and how many were replaced."""
-        if self._pattern is None:
+        if not self._forms:
             return value, 0
         if isinstance(value, str):
             return self.text(value)
@@ -80,23 +150,102 @@ class Redactor:
         """For text that comes in pieces, which may cut a secret in two."""
         return StreamRedactor(self)
 
-    def _mark(self, match: re.Match[str]) -> str:
-        return f"[redacted {self._names[match[0]]}]"
+    def scan(self, *, patch: bool = False) -> SecretScan:
+        """For bytes that come in pieces and are only to be searched; ``patch`` ignores the marks of its lines."""
+        return SecretScan(self, patch=patch)
+
+    def _search(self, text: str) -> tuple[re.Pattern[str], Callable[[re.Match[str]], str]] | None:
+        """What finds and what replaces the forms that may be in ``text``, None if there are none."""
+        if not self._forms:
+            return None
+        views = _Views(text.encode("utf-8", "surrogatepass"))
+        found = [index for index, form in enumerate(self._forms) if views.holds(form)]
+        return self._pattern(found) if found else None
+
+    def _pattern(self, found: Sequence[int]) -> tuple[re.Pattern[str], Callable[[re.Match[str]], str]]:
+        key = tuple(found)
+        pattern = self._patterns.get(key)
+        if pattern is None:
+            if len(self._patterns) >= _MANY:
+                self._patterns.clear()
+            pattern = self._patterns[key] = re.compile("|".join(f"({self._forms[index].pattern()})" for index in found))
+
+        def mark(match: re.Match[str]) -> str:
+            return f"[redacted {self._forms[key[(match.lastindex or 1) - 1]].name}]"
+
+        return pattern, mark
 
     def _held(self, text: str) -> int:
         """How many characters at the end of ``text`` may be the beginning of a secret."""
-        if self._pattern is None:
+        if not self._forms:
             return 0
-        if self._beginnings is None:
-            self._beginnings = frozenset(form[:length] for form in self._names for length in range(1, len(form)))
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            if text[-length:] in self._beginnings:
-                return length
-        return 0
+        tail = text[-self._reach :]
+        flat, starts = _unbroken(tail)
+        views = {
+            (False, False): tail,
+            (False, True): _lower(tail),
+            (True, False): flat,
+            (True, True): _lower(flat),
+        }
+        held = 0
+        for form in self._forms:
+            beginning = _lower(form.text) if form.folded else form.text
+            at = _beginning(views[False, form.folded], beginning)
+            if at is not None:
+                held = max(held, len(tail) - at)
+            at = _beginning(views[True, form.folded], beginning) if form.wrapped else None
+            if at is not None:
+                held = max(held, len(tail) - starts(at))
+        return held
+
+
+def _lower(text: str) -> str:
+    """ASCII letters only, so that no character changes its length."""
+    return text.lower() if text.isascii() else _CAPITALS.sub(lambda found: found[0].lower(), text)
+
+
+_CAPITALS = re.compile("[A-Z]+")
+
+
+def _beginning(text: str, form: str) -> int | None:
+    """Where ``text`` goes on to its end as ``form`` begins, at the earliest; the whole form does not count."""
+    at = text.find(form[0], max(0, len(text) - len(form) + 1))
+    while at >= 0:
+        if form.startswith(text[at:]):
+            return at
+        at = text.find(form[0], at + 1)
+    return None
+
+
+def _unbroken(text: str) -> tuple[str, Callable[[int], int]]:
+    """``text`` without line ends, not even the beginning of one at its end; and what maps its places back."""
+    end = len(text)
+    for half in ("\\r\\", "\\r", "\r", "\\"):
+        if text.endswith(half):
+            end -= len(half)
+            break
+    pieces: list[tuple[int, int]] = []  # where each piece begins in the flat text and in this one
+    parts: list[str] = []
+    at = size = 0
+    for found in _BREAK.finditer(text, 0, end):
+        pieces.append((size, at))
+        parts.append(text[at : found.start()])
+        size += found.start() - at
+        at = found.end()
+    pieces.append((size, at))
+    parts.append(text[at:end])
+
+    def place(flat: int) -> int:
+        first, begins = next(piece for piece in reversed(pieces) if piece[0] <= flat)
+        return begins + flat - first
+
+    return "".join(parts), place
 
 
 class StreamRedactor:
     """Redacts one text that comes in pieces. What may be the beginning of a secret waits for what follows.
+
+    So does a secret that may turn out to be the beginning of a longer one, as a line of a private key is.
 
     Attributes:
         count: Secrets replaced so far.
@@ -109,22 +258,81 @@ class StreamRedactor:
 
     def feed(self, piece: str) -> str:
         """The next piece; returns what can be shown now, perhaps nothing."""
-        if self._redactor._pattern is None:  # noqa: SLF001  # the two classes are one thing
-            return piece
-        text, count = self._redactor.text(self._rest + piece)
-        self.count += count
-        held = self._redactor._held(text)  # noqa: SLF001  # likewise
-        self._rest = text[len(text) - held :]
-        return text[: len(text) - held]
+        text = self._rest + piece
+        held = len(text) - self._redactor._held(text)  # noqa: SLF001  # the two classes are one thing
+        shown: list[str] = []
+        at = 0
+        search = self._redactor._search(text)  # noqa: SLF001  # likewise
+        if search is not None:
+            pattern, mark = search
+            for found in pattern.finditer(text):
+                if found.start() >= held:
+                    if at > held:
+                        held = self._sure(text, at)
+                    if found.start() >= held:
+                        break
+                shown += (text[at : found.start()], mark(found))
+                self.count += 1
+                at = found.end()
+            if at > held:
+                held = self._sure(text, at)
+        shown.append(text[at:held])
+        self._rest = text[held:]
+        return "".join(shown)
+
+    def _sure(self, text: str, at: int) -> int:
+        """Up to where ``text`` is sure when what was taken out up to ``at`` reached into what waited."""
+        return len(text) - self._redactor._held(text[at:])  # noqa: SLF001  # likewise
 
     def finish(self) -> str:
         """The text is over: what still waited."""
-        rest, self._rest = self._rest, ""
+        rest, count = self._redactor.text(self._rest)
+        self._rest = ""
+        self.count += count
         return rest
 
 
-def _forms(secret: str) -> Iterator[str]:
-    """Every form of ``secret`` and of its long lines."""
+class SecretScan:
+    """Looks for secrets in bytes that come in pieces; keeps no more than the longest secret of them.
+
+    Attributes:
+        found: Name of the first secret found, None so far.
+    """
+
+    def __init__(self, redactor: Redactor, *, patch: bool) -> None:
+        self._redactor = redactor
+        self._patch = patch
+        self._rest = b""
+        self.found: str | None = None
+        # A character has up to four bytes, and each line of a patch a mark before it.
+        self._reach = 5 * redactor._reach  # noqa: SLF001  # the two classes are one thing
+
+    def feed(self, piece: bytes) -> str | None:
+        """The next piece; returns ``found``."""
+        if self._reach and self.found is None:
+            data = self._rest + piece
+            self.found = self._find(data)
+            if self.found is None and self._patch:
+                self.found = self._find(_LINE_MARK.sub(b"\n", data))
+            self._rest = data[-self._reach :]
+        return self.found
+
+    def _find(self, data: bytes) -> str | None:
+        views = _Views(data)
+        redactor = self._redactor
+        for index, form in enumerate(redactor._forms):  # noqa: SLF001  # likewise
+            if views.holds(form):
+                pattern, _ = redactor._pattern([index])  # noqa: SLF001  # likewise
+                if pattern.search(data.decode("utf-8", "surrogateescape")):
+                    return form.name
+        return None
+
+
+_LINE_MARK = re.compile(rb"\n[-+ ]")
+
+
+def _forms(secret: str) -> Iterator[tuple[str, bool, bool]]:
+    """Every form of ``secret`` and of its long lines: text, whether it may be cut into lines, whether case is open."""
     yield from _forms_of(secret)
     lines = [line.strip() for line in secret.splitlines()]
     if len(lines) > 1:
@@ -133,24 +341,22 @@ def _forms(secret: str) -> Iterator[str]:
                 yield from _forms_of(line)
 
 
-def _forms_of(secret: str) -> Iterator[str]:
+def _forms_of(secret: str) -> Iterator[tuple[str, bool, bool]]:
     import json
     from urllib.parse import quote, quote_plus
 
     raw = secret.encode("utf-8", "surrogatepass")
-    yield secret
-    for quoted in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
-        yield quoted
-        yield re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), quoted)
+    texts = [secret, quote(raw, safe=""), quote(raw), quote_plus(raw)]
     for ascii_only in (True, False):
         escaped = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
-        yield escaped
-        yield json.dumps(escaped, ensure_ascii=ascii_only)[1:-1]  # arguments are JSON inside JSON
-    yield raw.hex()
-    yield raw.hex().upper()
+        texts += (escaped, json.dumps(escaped, ensure_ascii=ascii_only)[1:-1])  # arguments are JSON inside JSON
+    for text in texts:
+        # The secret itself stays as it is, whatever in it looks like an escape.
+        yield text, False, text != secret and _ESCAPED.search(text) is not None
+    yield raw.hex(), True, True
     for offset in range(3):
         encoded = base64.b64encode(bytes(offset) + raw).decode("ascii")
         # Characters that also depend on what stands before or behind the secret are left out.
         sure = encoded[-(-8 * offset // 6) : 8 * (offset + len(raw)) // 6]
-        yield sure
-        yield sure.replace("+", "-").replace("/", "_")
+        yield sure, True, False
+        yield sure.replace("+", "-").replace("/", "_"), True, False
