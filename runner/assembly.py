@@ -132,7 +132,13 @@ def build_agent(
     compaction = compaction_for(profile.compaction, profile.compaction_models, model.model)
     budget = Budget(profile.limits, clock=clock)
     store = SpillStore(str(directory / "spill"))
-    spill = Spill(store, spec=compaction, window=model.context_window, redactor=redactor)
+    spill = Spill(
+        store,
+        spec=compaction,
+        window=model.context_window,
+        redactor=redactor,
+        cancelled=lambda: cancellation.cancelled,
+    )
     registry = build_registry(spec, executor, spill, store, state)
     redacting = RedactingProvider(
         provider, redactor, report=lambda count: log.append(Redaction(kind="secret", count=count, where="answer"))

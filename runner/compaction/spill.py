@@ -21,7 +21,7 @@ from runner.tools.output import escape_chunks, file_stem, is_clean
 from runner.tools.pipeline import Finalized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from runner.agent.settings import CompactionSpec
     from runner.messages import ImageBlock, JsonObject, TextBlock
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 SMALL = 600
 """Bytes of a result that is never cut: what stands for a cut result is about as long."""
+
+CANCELLED_BYTES = 4_000_000
+"""Bytes of an output that are kept of it once the run is cancelled, since the rest of the run waits for them."""
 
 _BLOCK = 1_000_000
 _NAME = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]{0,99})(?:@(\d{1,15}))?")
@@ -137,13 +140,23 @@ class Spill:
         spec: Thresholds.
         window: Context window in tokens.
         redactor: Takes known secrets out.
+        cancelled: Whether the run was cancelled; a long output is then kept in part. Asked for each block of it.
     """
 
-    def __init__(self, store: SpillStore, *, spec: CompactionSpec, window: int, redactor: Redactor) -> None:
+    def __init__(
+        self,
+        store: SpillStore,
+        *,
+        spec: CompactionSpec,
+        window: int,
+        redactor: Redactor,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._store = store
         self._spec = spec
         self._window = window
         self._redactor = redactor
+        self._cancelled = cancelled
         self._left = window // 4
 
     @property
@@ -194,13 +207,18 @@ class Spill:
         notes = text_of(list(content[1:]))
         stream = self._redactor.stream()
         ends = _Collector(self._spec.spill_head, self._spec.spill_tail)
+        checked = _Blocks(overflow, self._cancelled)
+        blocks = _Blocks(overflow, self._cancelled)
         try:
-            clean = is_clean(_blocks(overflow))
-            texts = _decoded(_blocks(overflow)) if clean else escape_chunks(_blocks(overflow))
+            texts = _decoded(blocks) if is_clean(checked) else escape_chunks(blocks)
             name, spill = self._store.write(call_id, ends.watch(_redacted(stream, texts)))
         except OSError as error:
             raise StorageError(f"a long output cannot be read back: {error.strerror}") from error
         cut = self._cut(name, ends.ends())
+        if blocks.left:
+            notes = (
+                f"[{blocks.left} more bytes of the output were not kept, since the run was cancelled]\n{notes}".strip()
+            )
         notes, count = self._redactor.text(notes)
         kept: list[TextBlock | ImageBlock] = [{"type": "text", "text": f"{cut}\n{notes}" if notes else cut}]
         kept += [block for block in content[1:] if block["type"] != "text"]
@@ -284,10 +302,25 @@ def _redacted(stream: StreamRedactor, chunks: Iterable[str]) -> Iterator[str]:
     yield stream.finish()
 
 
-def _blocks(path: str) -> Iterator[bytes]:
-    with open(path, "rb") as file:  # noqa: PTH123  # pathlib is not loaded for this
-        while block := file.read(_BLOCK):
-            yield block
+class _Blocks:
+    """The bytes of a file; after a cancellation no more of it than ``CANCELLED_BYTES``.
+
+    Attributes:
+        left: Bytes that were not given for that.
+    """
+
+    def __init__(self, path: str, cancelled: Callable[[], bool]) -> None:
+        self._path = path
+        self._cancelled = cancelled
+        self.left = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        with open(self._path, "rb") as file:  # noqa: PTH123  # pathlib is not loaded for this
+            while block := file.read(_BLOCK):
+                yield block
+                if file.tell() >= CANCELLED_BYTES and self._cancelled():
+                    self.left = os.fstat(file.fileno()).st_size - file.tell()
+                    return
 
 
 def _decoded(blocks: Iterable[bytes]) -> Iterator[str]:

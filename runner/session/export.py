@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
@@ -37,6 +38,8 @@ _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 _LEVEL = 3
 _READ = 1024 * 1024
 _GATHER = 128 * 1024
+_LARGE = 4 * 1024 * 1024
+_WORTH = 0.4
 _TAKEN = ("media/", "spill/")
 
 
@@ -122,18 +125,19 @@ class _Writing:
 
     def _write(self, path: str, pieces: Iterator[bytes]) -> None:
         digest, size = hashlib.sha256(), 0
-        with self._open(path) as member:
-            for piece in _gathered(pieces):
+        head, rest = _begun(_gathered(pieces))
+        with self._open(path, compressed=not _is_dense(head)) as member:
+            for piece in chain(head, rest):
                 digest.update(piece)
                 size += len(piece)
                 member.write(piece)
         self._members.append({"path": path, "bytes": size, "sha256": digest.hexdigest()})
 
-    def _open(self, path: str) -> IO[bytes]:
+    def _open(self, path: str, *, compressed: bool = True) -> IO[bytes]:
         import zipfile
 
         info = zipfile.ZipInfo(path, _FIXED_TIME)
-        info.compress_type = zipfile.ZIP_DEFLATED
+        info.compress_type = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
         info.create_system = 3  # Unix, whatever the system, so that the bytes are the same
         info.external_attr = 0o100600 << 16
         return self._archive.open(info, "w", force_zip64=True)
@@ -188,6 +192,30 @@ class _Folded:
             self.events += 1
             self.time = event.time
             self.redacted = self.redacted or isinstance(event, Redaction)
+
+
+def _begun(pieces: Iterator[bytes]) -> tuple[list[bytes], Iterator[bytes]]:
+    """The first ``_LARGE`` bytes, or all if there are fewer, and what follows."""
+    head: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        head.append(piece)
+        size += len(piece)
+        if size >= _LARGE:
+            break
+    return head, pieces
+
+
+def _is_dense(head: list[bytes]) -> bool:
+    """Whether a member is large and hardly gets smaller, as escaped bytes do: then it is not worth the seconds.
+
+    A cancelled run has five seconds for all of its end, and its output may have hundreds of megabytes.
+    """
+    import zlib
+
+    if sum(map(len, head)) < _LARGE:
+        return False
+    return len(zlib.compress(head[0], _LEVEL)) > _WORTH * len(head[0])
 
 
 def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-_BYTES = re.compile("([\0\udc80-\udcff]+)")
-_LOOKS_ESCAPED = re.compile(r"\\+(?=x[0-9a-f]{2})")
-_BEFORE_BYTE = re.compile(r"\\+(?=x[0-9a-f]{2}|\Z)")
+# A run is matched once and whole: no place inside of it is tried, so long runs cost no more than short ones.
+_BEFORE_BYTE = re.compile("\\\\(?<!\\\\\\\\)\\\\*+(?=x[0-9a-f]{2}|[\0\udc80-\udcff])")
 
 
 def decode_output(data: bytes) -> tuple[str, bool]:
@@ -47,14 +46,12 @@ def escape_chunks(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _escape(text: str) -> str:
-    parts = _BYTES.split(text)
-    for index, part in enumerate(parts):
-        if index % 2:
-            parts[index] = "".join(f"\\x{ord(character) & 0xFF:02x}" for character in part)
-        elif "\\" in part:
-            runs = _LOOKS_ESCAPED if index + 1 == len(parts) else _BEFORE_BYTE
-            parts[index] = runs.sub(lambda run: run[0] * 2, part)
-    return "".join(parts)
+    if "\\" in text:
+        text = _BEFORE_BYTE.sub(lambda run: run[0] * 2, text)
+    # The encoder writes a byte that is no UTF-8 as \udcNN, many times faster than a table would. NUL joins these,
+    # and then stands for what is \udc in the text itself.
+    data = text.replace("\0", "\udc00").replace("\\udc", "\\\0").encode("utf-8", "backslashreplace")
+    return data.replace(b"\\udc", b"\\x").replace(b"\0", b"udc").decode("utf-8")
 
 
 def is_clean(chunks: Iterable[bytes]) -> bool:
