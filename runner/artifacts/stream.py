@@ -30,10 +30,15 @@ def _usage(usage: Usage | None) -> JsonObject:
 
 
 def _tool_input(arguments: str) -> Any:
+    """The arguments as JSON if they are, and no deeper than can be written again."""
+    import orjson
+
     try:
-        return json.loads(arguments)
-    except ValueError:
+        value = orjson.loads(arguments)
+        orjson.dumps(value)
+    except (ValueError, TypeError):
         return {"arguments": arguments}
+    return value
 
 
 class StreamJson:

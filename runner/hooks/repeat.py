@@ -26,8 +26,8 @@ _SHOWN = 500
 def _canonical(arguments: str) -> str:
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
-    except ValueError:
-        return arguments
+    except (ValueError, RecursionError):
+        return arguments  # no JSON, or too deep for the parser: the text is what is compared
 
 
 class RepeatHook(Hook):

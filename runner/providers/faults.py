@@ -41,6 +41,8 @@ def _positive(value: float) -> float:
 _NEVER = (400, 404, 413, 422)
 """The request itself is wrong, whatever the server says about another attempt."""
 
+_TARGET_CHARACTERS = 200
+
 _QUOTA_HINT = "the account has no balance or quota left"
 
 
@@ -97,8 +99,20 @@ def _hint(status: int | None, headers: Mapping[str, str]) -> str | None:
     if status is None:
         return None
     if 300 <= status < 400:
-        return f"redirects are not followed: set model.base_url to the final address ({headers.get('location', '?')})"
+        return f"redirects are not followed: set model.base_url to the final address{_target(headers)}"
     return {
         404: "check model.base_url and model.model",
         413: "the request is larger than the server takes",
     }.get(status)
+
+
+def _target(headers: Mapping[str, str]) -> str:
+    """Where a redirect leads, without credentials and query, which may repeat what was sent."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(headers.get("location", ""))
+    except ValueError:
+        return ""
+    address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return f" ({address})" if parts.scheme and parts.netloc and len(address) <= _TARGET_CHARACTERS else ""

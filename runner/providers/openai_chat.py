@@ -440,6 +440,13 @@ _STATUS_OF = {
 
 def error_facts(body: Any) -> tuple[str, str, int | None]:
     """Message, code and status that an error body states; the shapes differ from server to server."""
+    try:
+        return _error_facts(body)
+    except (RecursionError, TypeError, ValueError):
+        return "a reason that is too deep or too large to show", "error", None
+
+
+def _error_facts(body: Any) -> tuple[str, str, int | None]:
     if isinstance(body, list) and body:
         body = body[0]
     error = body.get("error", body) if isinstance(body, dict) else body
@@ -587,7 +594,7 @@ class OpenAIChatProvider:
                     kind="not-an-api",
                     hint="check model.base_url: most servers want /v1 at its end",
                 )
-            yield from reader.feed(event)
+            yield from self._read(reader.feed(event))
             said_done = True
         else:
             said_done = False
@@ -596,9 +603,21 @@ class OpenAIChatProvider:
                     said_done = True
                     answer.drain()
                     break
-                yield from reader.feed(self._parse(data, answer))
+                yield from self._read(reader.feed(self._parse(data, answer)))
         self.answered_model = reader.model
-        yield from reader.end(said_done=said_done)
+        yield from self._read(reader.end(said_done=said_done))
+
+    @staticmethod
+    def _read(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        """The chunks, unless what they are read from has values of other types or depths than an answer has."""
+        try:
+            yield from chunks
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise ProviderError(
+                "the model's answer holds an event of a shape that no chat completion has",
+                kind="stream-broken",
+                retryable=True,
+            ) from error
 
     def _parse(self, data: str | bytes, answer: Answer) -> JsonObject:
         try:
@@ -606,9 +625,10 @@ class OpenAIChatProvider:
         except orjson.JSONDecodeError:
             try:
                 event = json.loads(data)  # takes the lone surrogates that orjson refuses
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
+                what = "is too deep" if isinstance(error, RecursionError) else "is not JSON"
                 raise ProviderError(
-                    f"the model's answer holds an event that is not JSON: {self._said(str(data))}",
+                    f"the model's answer holds an event that {what}: {self._said(str(data))}",
                     kind="stream-broken",
                     retryable=True,
                 ) from error

@@ -1,4 +1,4 @@
-"""Takes known secrets out of a model's answer before anything is logged.
+"""Takes known secrets out of a model's answer, and of what a failed request says, before anything is logged.
 
 A call whose arguments held one is remembered, so that the pipeline can refuse it. Effect on the
 prefix cache: none, the history holds what was logged from the start.
@@ -6,7 +6,9 @@ prefix cache: none, the history holds what was logged from the start.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from runner.errors import ProviderError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,11 +39,38 @@ class RedactingProvider:
         self._report = report
 
     def stream(self, body: bytes, *, cancellation: Cancellation) -> Iterator[Chunk]:
-        """The provider's chunks, redacted; deltas may be held back until a secret can be told."""
+        """The provider's chunks, redacted; deltas may be held back until a secret can be told.
+
+        Raises:
+            ProviderError: The provider's, redacted.
+        """
+        try:
+            yield from self._redacted(self._provider.stream(body, cancellation=cancellation))
+        except ProviderError as error:
+            raise self._said(error) from None
+
+    def _said(self, error: ProviderError) -> ProviderError:
+        """The error with everything in it that the other side may have said (its cause too) without secrets."""
+        clean = self._redactor.text
+        return ProviderError(
+            clean(error.message)[0],
+            code=error.code,
+            hint=None if error.hint is None else clean(error.hint)[0],
+            retryable=error.retryable,
+            status=error.status,
+            retry_after=error.retry_after,
+            kind=clean(error.kind)[0],
+        )
+
+    def _redacted(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         streams: dict[int, tuple[StreamRedactor, Chunk]] = {}
         taken = 0
-        for chunk in self._provider.stream(body, cancellation=cancellation):
-            kind = chunk["type"]
+        for raw in chunks:
+            kind = raw["type"]
+            texts = {key: raw[key] for key in (_TEXT.get(kind), "block") if key in raw}
+            # Ids, names, reasons: all but the text that may come in pieces and the block that repeats it.
+            rest, _ = self._redactor.value({key: value for key, value in raw.items() if key not in texts})
+            chunk: Any = {**raw, **rest}
             if kind in _TEXT:
                 stream, _ = streams.get(chunk["index"]) or (self._redactor.stream(), chunk)
                 streams[chunk["index"]] = (stream, chunk)
