@@ -367,7 +367,7 @@ def _finish(run: _Run) -> FinishedRun:
     """Patch, outputs, outcome, seal, reports, ZIP, result: in this order, whatever happened before."""
     from runner.artifacts.publish import ArtifactStore
 
-    store = ArtifactStore(run.directory, append=run.log.append)
+    store = ArtifactStore(run.directory, append=run.log.append, redactor=run.redactor)
     patch: PatchInfo | None = None
     missing: list[str] = []
     run.unsaved = True
@@ -419,7 +419,7 @@ def _write_patch(run: _Run, store: ArtifactStore) -> PatchInfo | None:
         patch = make_patch(run.workspace.snapshot, run.directory / PATCH_NAME, run_git=run_git)
     finally:
         ending.close()
-    store.add(PATCH_NAME)
+    store.add_patch()
     return patch
 
 

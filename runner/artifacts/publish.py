@@ -3,6 +3,7 @@
 Order at the end: patch and declared outputs, each with its ``artifact/written``; then the caller logs
 ``run/end``; then the reports out of the log; then the final seal, the ZIP, and ``result.json`` last.
 Declared outputs are opened beneath the workspace without following a link. Directory 0700, files 0600.
+A patch or an output that holds a known secret is withheld whole: without the secret it would be another file.
 Writes ``artifact/written`` through the callable it is given; no effect on the prefix cache.
 """
 
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING
 from runner.artifacts.patch import PATCH_NAME
 from runner.artifacts.report import render_summary
 from runner.artifacts.result import build_result, write_file, write_result
-from runner.errors import ConfigError, StorageError
-from runner.record import record
+from runner.errors import ConfigError, ErrorCode, RunnerError, StorageError
+from runner.record import record, replace
 from runner.session.events import ArtifactWritten
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from runner.artifacts.patch import PatchInfo
     from runner.messages import JsonObject
     from runner.outcome import Outcome
+    from runner.redaction import Redactor, SecretScan
+    from runner.session.export import Export
 
 LOG_NAME = "session.jsonl.zst"
 ZIP_NAME = "session.zip"
@@ -114,10 +117,12 @@ class ArtifactStore:
     Args:
         directory: The artifacts directory.
         append: Appends an ``artifact/written`` to the log.
+        redactor: Knows the secrets that no artifact may hold.
     """
 
-    def __init__(self, directory: Path, *, append: Callable[[ArtifactWritten], object]) -> None:
+    def __init__(self, directory: Path, *, append: Callable[[ArtifactWritten], object], redactor: Redactor) -> None:
         self.directory = directory
+        self.redactor = redactor
         self.artifacts: list[Artifact] = []
         self._append = append
 
@@ -151,6 +156,30 @@ class ArtifactStore:
             raise StorageError(f"{self.directory / path} cannot be read: {error.strerror}") from error
         return self._add(Artifact(name or path, path, digest, size), logged=logged)
 
+    def add_patch(self) -> Artifact:
+        """Take the finished ``changes.patch`` in, unless it holds a secret; then it is removed.
+
+        Raises:
+            RunnerError: TASK_FAILED, it holds a secret.
+            StorageError: STORAGE_FAILED, it cannot be read.
+        """
+        target = self.directory / PATCH_NAME
+        scan = self.redactor.scan(patch=True)
+        try:
+            with target.open("rb") as file:
+                digest, size = _digest(file.fileno(), scan)
+            if scan.found is not None:
+                target.unlink()
+        except OSError as error:
+            raise StorageError(f"{target} cannot be read: {error.strerror}") from error
+        if scan.found is not None:
+            raise RunnerError(
+                f"{PATCH_NAME} is withheld: the changes hold the secret {scan.found}",
+                code=ErrorCode.TASK_FAILED,
+                hint="the agent wrote the secret into the workspace: take it out there, and revoke it if others saw it",
+            )
+        return self._add(Artifact(PATCH_NAME, PATCH_NAME, digest, size), logged=True)
+
     def _add(self, artifact: Artifact, *, logged: bool) -> Artifact:
         if logged:
             self._append(
@@ -178,7 +207,7 @@ class ArtifactStore:
             limit: Bytes one file may have.
 
         Returns:
-            Those that are missing, are no regular file, lie behind a link, or are too large.
+            Those that are missing, are no regular file, lie behind a link, are too large, or hold a secret.
 
         Raises:
             StorageError: STORAGE_FAILED, a copy cannot be written.
@@ -202,23 +231,27 @@ class ArtifactStore:
             if status.st_size > limit:
                 return f"it has {status.st_size} bytes and the limit is {limit}"
             target = self.directory / "files" / os.path.normpath(path)
-            size = self._copy(source, target, limit)
+            scan = self.redactor.scan()
+            size = self._copy(source, target, limit, scan)
         finally:
             os.close(source)
+        if scan.found is not None:
+            target.unlink()
+            return f"it is withheld, since it holds the secret {scan.found}"
         if size > limit:
             target.unlink()
             return f"it grew over the limit of {limit} bytes"
         self.add(str(target.relative_to(self.directory)), name=path)
         return None
 
-    def _copy(self, source: int, target: Path, limit: int) -> int:
-        """Copy at most one chunk more than ``limit``; returns the bytes copied."""
+    def _copy(self, source: int, target: Path, limit: int, scan: SecretScan) -> int:
+        """Copy at most one chunk more than ``limit``, and not beyond a secret; returns the bytes copied."""
         size = 0
         try:
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "wb") as file:
-                while size <= limit and (data := os.read(source, _CHUNK)):
+                while size <= limit and (data := os.read(source, _CHUNK)) and scan.feed(data) is None:
                     file.write(data)
                     size += len(data)
         except OSError as error:
@@ -257,9 +290,11 @@ def _reason(error: OSError) -> str:
     return f"it cannot be read: {error.strerror}"
 
 
-def _digest(descriptor: int) -> tuple[str, int]:
+def _digest(descriptor: int, scan: SecretScan | None = None) -> tuple[str, int]:
     digest, size = hashlib.sha256(), 0
     while data := os.read(descriptor, _CHUNK):
+        if scan is not None and scan.feed(data) is not None:
+            break
         digest.update(data)
         size += len(data)
     return digest.hexdigest(), size
@@ -271,7 +306,7 @@ def publish(
     outcome: Outcome,
     *,
     seal: Callable[[], str],
-    export: Callable[[Path], object],
+    export: Callable[[Path], Export],
     patch: PatchInfo | None = None,
     soft_failed: bool = False,
     limits: Sequence[JsonObject] | None = None,
@@ -287,7 +322,7 @@ def publish(
         fold: The fold of the log, ``run/end`` included; it must see what ``store`` appends.
         outcome: The outcome that ``run/end`` carries.
         seal: Ends the log.
-        export: Writes ``session.zip``.
+        export: Writes ``session.zip``, and says its size and digest.
         patch: The changes, None without.
         soft_failed: Whether ``--soft-fail`` made the process exit 0.
         limits: ``{name, used, max}``; None takes them from the log.
@@ -296,15 +331,18 @@ def publish(
     Raises:
         StorageError: STORAGE_FAILED.
     """
+    if patch is not None:
+        patch = replace(patch, paths=tuple(store.redactor.text(path)[0] for path in patch.paths))
     usage = fold.usage.usage()
     store.write(USAGE_NAME, (json.dumps(usage, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace"))
-    store.write(SUMMARY_NAME, render_summary(outcome, usage, fold.facts, patch=patch).encode("utf-8"))
+    summary, _ = store.redactor.text(render_summary(outcome, usage, fold.facts, patch=patch))
+    store.write(SUMMARY_NAME, summary.encode("utf-8"))
     digest = seal()
     store.add(LOG_NAME, logged=False)
     for folder in ("spill", "media"):
         store.add_folder(folder)
-    export(store.directory / ZIP_NAME)
-    store.add(ZIP_NAME, logged=False)
+    written = export(store.directory / ZIP_NAME)
+    store.artifacts.append(Artifact(ZIP_NAME, ZIP_NAME, written.sha256, written.bytes))
     result = build_result(
         outcome,
         usage,

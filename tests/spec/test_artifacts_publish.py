@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from runner.artifacts.facts import RunFold
-from runner.artifacts.patch import make_patch
+from runner.artifacts.patch import PatchInfo, make_patch
 from runner.artifacts.publish import (
     ArtifactStore,
     check_artifacts_dir,
@@ -21,15 +22,18 @@ from runner.artifacts.publish import (
     prepare_artifacts_dir,
     publish,
 )
-from runner.errors import ConfigError, StorageError
+from runner.errors import ConfigError, ErrorCode, RunnerError, StorageError
+from runner.redaction import Redactor
 from runner.session import events as ev
-from runner.session.export import export_zip
+from runner.session.export import Export, export_zip
 from runner.session.log import SessionLog
 from runner.session.store import open_session
 from runner.workspace import prepare_workspace
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+SECRET = "sk-0123456789abcdef"  # a made-up key
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def store(tmp_path: Path) -> ArtifactStore:
     directory = tmp_path / "artifacts"
     directory.mkdir()
     logged: list[ev.ArtifactWritten] = []
-    made = ArtifactStore(directory, append=logged.append)
+    made = ArtifactStore(directory, append=logged.append, redactor=Redactor({"KEY": SECRET}))
     made.logged = logged  # type: ignore[attr-defined]  # for the tests
     return made
 
@@ -218,6 +222,62 @@ def test_a_link_in_place_of_a_folder_is_not_followed(tmp_path: Path) -> None:
         open_beneath(str(tmp_path / "work"), "a/b/x")
 
 
+# --- secrets -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, (1 << 20) - 7, 3 << 20])
+def test_a_declared_output_that_holds_a_secret_is_withheld(store: ArtifactStore, tmp_path: Path, size: int) -> None:
+    """Wherever it stands, across two blocks too; the reason names it, and nothing is left of the copy."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "out.txt").write_bytes(b"\xff" * size + SECRET.encode() + b"\n" * 10)
+    (work / "fine.txt").write_bytes(b"\xff" * size)
+
+    missing = store.copy_outputs(str(work), ["out.txt", "fine.txt"])
+
+    assert [str(output) for output in missing] == ["out.txt (it is withheld, since it holds the secret KEY)"]
+    assert names(store) == ["files/fine.txt"]
+    assert not (store.directory / "files" / "out.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "line", [SECRET, SECRET.encode().hex().upper(), "\n+".join(base64.b64encode(SECRET.encode()).decode())]
+)
+def test_a_patch_that_holds_a_secret_is_withheld(store: ArtifactStore, line: str) -> None:
+    """In any form, cut into lines of the patch too; the cause says what to do, and no file is left."""
+    (store.directory / "changes.patch").write_text(f"--- a/x\n+++ b/x\n@@ -0,0 +1 @@\n+{line}\n")
+
+    with pytest.raises(RunnerError, match=r"changes\.patch is withheld: the changes hold the secret KEY") as caught:
+        store.add_patch()
+
+    assert caught.value.code is ErrorCode.TASK_FAILED
+    assert caught.value.hint
+    assert names(store) == []
+    assert not (store.directory / "changes.patch").exists()
+
+
+def test_the_report_holds_no_secret(store: ArtifactStore) -> None:
+    """Names of changed files, and whatever else comes into it."""
+    fold = RunFold({"id": "session-1", "createdAt": 1_000})
+    fold.apply(ev.UserMessage(content=[], source={"kind": "user"}, role="user", id=SECRET, seq=0, time=0))
+    (store.directory / "session.jsonl.zst").write_bytes(b"")
+    patch = PatchInfo(files=1, insertions=1, deletions=0, tree="0" * 40, paths=(f"a/{SECRET}.txt",))
+
+    publish(
+        store,
+        fold,
+        fold.outcome.outcome(missing_outputs=[SECRET]),
+        seal=lambda: "",
+        export=lambda target: Export(target, 0, "", {}),
+        patch=patch,
+    )
+
+    summary = (store.directory / "summary.md").read_text()
+    assert SECRET not in summary
+    assert "a/[redacted KEY].txt" in summary
+    assert summary.count("[redacted KEY]") >= 2
+
+
 # --- the end of a run ----------------------------------------------------------------------------
 
 
@@ -241,9 +301,9 @@ def test_the_directory_is_finished_in_order(tmp_path: Path) -> None:
         log.append(event)
     (work / "a.txt").write_text("two\n")
     (work / "report.md").write_text("report\n")
-    store = ArtifactStore(directory, append=log.append)
+    store = ArtifactStore(directory, append=log.append, redactor=Redactor({}))
     patch = make_patch(workspace.snapshot, directory / "changes.patch")
-    store.add("changes.patch")
+    store.add_patch()
     missing = store.copy_outputs(workspace.path, ["report.md"])
     outcome = fold.outcome.outcome(missing_outputs=[str(output) for output in missing])
     log.append(outcome.run_end())
@@ -255,10 +315,10 @@ def test_the_directory_is_finished_in_order(tmp_path: Path) -> None:
         log.close()
         return log.digest
 
-    def export(target: Path) -> None:
+    def export(target: Path) -> Export:
         done.append("zip")
         assert not (directory / "result.json").exists()
-        export_zip(directory, target)
+        return export_zip(directory, target)
 
     result = publish(store, fold, outcome, seal=seal, export=export, patch=patch)
 
