@@ -96,6 +96,7 @@ class _Run:
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
     backend: Backend | None = None
     executor: Executor | None = None
+    hidden: tuple[str, ...] = ()
     unsaved: bool = False
     causes: list[Cause] = field(default_factory=list)
 
@@ -276,14 +277,15 @@ def _build_executor(run: _Run) -> Executor:
 
     profile, spec = run.spec.profile, run.spec.profile.sandbox
     keys = [path for path in (profile.model.api_key_file,) if path is not None]
+    run.hidden = (
+        *hidden_paths(run.environ, hidden=[*spec.hidden, str(run.directory), *keys]),
+        *_other_sessions(run),
+    )
     shared: dict[str, Any] = {
         "mode": profile.mode,
         "workspace": run.workspace.path,
         "state": str(run.state),
-        "hidden": (
-            *hidden_paths(run.environ, hidden=[*spec.hidden, str(run.directory), *keys]),
-            *_other_sessions(run),
-        ),
+        "hidden": run.hidden,
         "environment": child_environment(
             run.environ, spec, home=str(run.state / "home"), tmp=str(run.state / "tmp"), secrets=run.secrets
         ),
@@ -414,6 +416,7 @@ def _write_patch(run: _Run, store: ArtifactStore) -> PatchInfo | None:
                 run.workspace,
                 state=run.state,
                 cancellation=ending,
+                hidden=run.hidden,
                 timeout=CANCELLED_FINISH_SECONDS if cancelled else FINISH_SECONDS,
             )
         patch = make_patch(run.workspace.snapshot, run.directory / PATCH_NAME, run_git=run_git)

@@ -1,8 +1,10 @@
 """``changes.patch``: what the agent changed, as a patch that is known to give exactly its tree.
 
-One confined command records the tree as it is now, writes the patch against the base, applies it
-to the base in a scratch index whose object store holds nothing of the new tree, and compares.
-Pure git plumbing with every option pinned; writes no events, no effect on the prefix cache.
+One confined command records the tree as it is now and writes the patch against the base. The patch
+is copied to where no command can write. A second command, which sees nothing of the first one's
+files and of the work tree, applies this copy to the base; the trees must be the same. The copy is
+what is published. Pure git plumbing with every option pinned; git never looks into a submodule, see
+``runner.workspace.snapshot``. Writes no events, no effect on the prefix cache.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.errors import ErrorCode, InternalError, RunnerError, SandboxError, StorageError
 from runner.record import record
 from runner.workspace.git import git_path, output_text, plain_git
-from runner.workspace.snapshot import changed_nested, prepare_scratch
+from runner.workspace.snapshot import changed_links, changed_nested, prepare_scratch
 
 if TYPE_CHECKING:
     from runner.messages import JsonObject
@@ -36,22 +39,27 @@ _STAGES = {
     87: "write the tree of the patched base",
 }
 
-_SCRIPT = """\
+_RECORD = """\
 git=$0 base=$1 pathspec=$2 scratch=$3 word=$4
-"$git" add --all --sparse -- "$pathspec" || exit 81
+shift 4
+[ $# -eq 0 ] || "$git" update-index --force-remove -- "$@" || exit 81
+"$git" add --all --sparse --no-warn-embedded-repo -- "$pathspec" || exit 81
 tree=$("$git" write-tree) || exit 82
 printf '%s tree %s\\n' "$word" "$tree"
 [ "$tree" = "$base" ] && exit 0
-"$git" diff-tree -r --raw --numstat --no-renames --no-ext-diff --no-textconv --no-color --abbrev=64 \\
-  --output="$scratch/changes" "$base" "$tree" || exit 83
 "$git" diff-tree -r -p --binary --full-index --no-color --no-ext-diff --no-textconv --no-renames --no-relative \\
   --src-prefix=a/ --dst-prefix=b/ --unified=3 --inter-hunk-context=0 --diff-algorithm=myers --indent-heuristic \\
   --submodule=short -O/dev/null --output="$scratch/patch" "$base" "$tree" || exit 84
-export GIT_INDEX_FILE="$scratch/again.index" GIT_OBJECT_DIRECTORY="$scratch/again.objects"
+"""
+
+_VERIFY = """\
+git=$0 base=$1 patch=$2 word=$3
 "$git" read-tree "$base" || exit 85
-"$git" apply --cached --whitespace=nowarn "$scratch/patch" || exit 86
-again=$("$git" write-tree) || exit 87
-printf '%s again %s\\n' "$word" "$again"
+"$git" apply --cached --whitespace=nowarn "$patch" || exit 86
+tree=$("$git" write-tree) || exit 87
+"$git" diff-tree -r --raw --numstat --no-renames --no-ext-diff --no-textconv --no-color --abbrev=64 \\
+  --output=changes "$base" "$tree" || exit 83
+printf '%s tree %s\\n' "$word" "$tree"
 """
 
 
@@ -99,47 +107,73 @@ def make_patch(snapshot: Snapshot, target: Path, *, run_git: RunGit = plain_git)
             code=ErrorCode.TASK_FAILED,
             hint="make the submodule the workspace of a task of its own",
         )
-    result, trees = _run(snapshot, run_git)
-    _require(snapshot, result, trees)
-    scratch = Path(snapshot.scratch)
+    gone, moved = changed_links(snapshot)
+    if moved:
+        raise _nested_error(moved)
+    tree = _record(snapshot, gone, run_git)
+    copy = Path(snapshot.directory, PATCH_NAME)
     try:
-        if trees["tree"] == snapshot.base.tree:
+        if tree == snapshot.base.tree:
             _write_private(target, None)
             return None
-        info = _patch_info(scratch / "changes", trees["tree"])
-        if trees.get("again") != info.tree:
-            raise InternalError(
-                f"the patch gives the tree {trees.get('again')} and the workspace is {info.tree}",
-                hint="the workspace is untouched; report this with the file names involved",
-            )
-        _write_private(target, scratch / "patch")
+        _copy_out(Path(snapshot.scratch, "patch"), copy)
+    except OSError as error:
+        raise StorageError(f"the patch cannot be written to {target}: {error.strerror}") from error
+    info = _verify(snapshot, copy, run_git)
+    if info.tree != tree:
+        raise InternalError(
+            f"the patch gives the tree {info.tree} and the workspace is {tree}",
+            hint="the workspace is untouched; report this with the file names involved",
+        )
+    try:
+        _write_private(target, copy)
+        copy.unlink()
     except OSError as error:
         raise StorageError(f"the patch cannot be written to {target}: {error.strerror}") from error
     return info
 
 
-def _run(snapshot: Snapshot, run_git: RunGit) -> tuple[ProcessResult, dict[str, str]]:
-    """Run the command; returns its result and the trees it printed."""
+def _record(snapshot: Snapshot, gone: list[str], run_git: RunGit) -> str:
+    """Record the work tree and write the patch, both in the scratch directory; returns the tree."""
     scratch = snapshot.scratch
     index, objects = f"{scratch}/now.index", f"{scratch}/now.objects"
-    prepare_scratch(snapshot, index, objects, f"{scratch}/again.objects")
+    prepare_scratch(snapshot, index, objects)
     # Warnings of git with names out of the tree stand in the same output: a random word tells ours apart.
     word = os.urandom(8).hex()
-    argv = ["/bin/sh", "-c", _SCRIPT, git_path(), snapshot.base.tree, snapshot.prefix or ".", scratch, word]
+    argv = ["/bin/sh", "-c", _RECORD, git_path(), snapshot.base.tree, snapshot.prefix or ".", scratch, word, *gone]
     environment = snapshot.environment(index=index, objects=objects)
     result = run_git(argv, environment=environment, writable=(scratch,), cwd=snapshot.work_tree)
-    output = result.output.decode("ascii", "replace")
-    return result, dict(re.findall(rf"^{word} (tree|again) ([0-9a-f]{{40,64}})$", output, re.MULTILINE))
+    return _tree_of(snapshot, result, word)
 
 
-def _require(snapshot: Snapshot, result: ProcessResult, trees: dict[str, str]) -> None:
-    """Raise if the command did not come to its end."""
+def _verify(snapshot: Snapshot, patch: Path, run_git: RunGit) -> PatchInfo:
+    """Apply a patch to the base and count what it changes, in a directory that no other command could write."""
+    fresh = Path(f"{snapshot.scratch}-verify")
+    try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        (fresh / "objects").mkdir(mode=0o700, parents=True)
+        word = os.urandom(8).hex()
+        argv = ["/bin/sh", "-c", _VERIFY, git_path(), snapshot.base.tree, str(patch), word]
+        environment = snapshot.environment(index=f"{fresh}/index", objects=f"{fresh}/objects")
+        environment["GIT_WORK_TREE"] = str(fresh)
+        result = run_git(argv, environment=environment, writable=(str(fresh),), cwd=str(fresh))
+        tree = _tree_of(snapshot, result, word)
+        changes = (fresh / "changes").read_text(encoding="ascii")
+    except OSError as error:
+        raise StorageError(f"the patch cannot be verified in {fresh}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    _refuse_nested(changes)
+    return _patch_info(changes, tree)
+
+
+def _tree_of(snapshot: Snapshot, result: ProcessResult, word: str) -> str:
+    """The tree a command printed behind its word; raises if it did not come to its end."""
     if result.wrapper_failed:
         raise SandboxError(f"the sandbox could not run git: {output_text(result)}")
-    if result.exit_code == 0 and "tree" in trees:
-        if trees["tree"] != snapshot.base.tree:
-            _refuse_nested(Path(snapshot.scratch, "changes"))
-        return
+    found = re.search(rf"^{word} tree ([0-9a-f]{{40,64}})$", result.output.decode("ascii", "replace"), re.MULTILINE)
+    if result.exit_code == 0 and found is not None:
+        return found[1]
     nested = find_nested(snapshot) if result.exit_code == 81 else []
     if nested:
         raise _nested_error(nested)
@@ -157,9 +191,9 @@ def _require(snapshot: Snapshot, result: ProcessResult, trees: dict[str, str]) -
     )
 
 
-def _refuse_nested(changes: Path) -> None:
+def _refuse_nested(changes: str) -> None:
     """Refuse a patch with a new or changed gitlink: what is inside the repository would be lost."""
-    raw = re.findall(r"^:(\d+) 160000 [0-9a-f]+ [0-9a-f]+ \w\t(.+)$", changes.read_text(encoding="ascii"), re.MULTILINE)
+    raw = re.findall(r"^:(\d+) 160000 [0-9a-f]+ [0-9a-f]+ \w\t(.+)$", changes, re.MULTILINE)
     if raw:
         raise _nested_error([name for _, name in raw])
 
@@ -183,17 +217,26 @@ def find_nested(snapshot: Snapshot) -> list[str]:
     return sorted(found)
 
 
-def _patch_info(changes: Path, tree: str) -> PatchInfo:
+def _patch_info(changes: str, tree: str) -> PatchInfo:
     """Count the lines of ``--numstat``; binary files have dashes instead of numbers."""
     insertions = deletions = 0
     paths = []
-    for added, removed, path in re.findall(
-        r"^(\d+|-)\t(\d+|-)\t(.+)$", changes.read_text(encoding="ascii"), re.MULTILINE
-    ):
+    for added, removed, path in re.findall(r"^(\d+|-)\t(\d+|-)\t(.+)$", changes, re.MULTILINE):
         insertions += int(added) if added != "-" else 0
         deletions += int(removed) if removed != "-" else 0
         paths.append(path)
     return PatchInfo(len(paths), insertions, deletions, tree, tuple(paths))
+
+
+def _copy_out(source: Path, target: Path) -> None:
+    """Copy a file from where a confined command may write; a link or a pipe that lies there is refused."""
+    descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as content:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise InternalError(f"{source} is no file")
+        target.unlink(missing_ok=True)
+        with target.open("xb") as file:
+            shutil.copyfileobj(content, file)
 
 
 def _write_private(target: Path, source: Path | None) -> None:

@@ -1,18 +1,21 @@
 """The runner's own git inside the sandbox, for a tree that an agent wrote.
 
-The network is off, only the scratch directory of the snapshot is writable, and the tree itself
-is read-only, whatever the profile allows the agent.
+The network is off, only the scratch directory of the snapshot is writable, the tree itself is
+read-only, and what the session hides stays hidden, whatever the profile allows the agent.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from runner.permission import Mode
 from runner.record import replace
 from runner.sandbox.executor import Executor
+from runner.workspace.snapshot import mark_index
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from runner.cancellation import Cancellation
@@ -32,6 +35,7 @@ def confined_git(
     *,
     state: Path,
     cancellation: Cancellation,
+    hidden: Sequence[str] = (),
     timeout: float = GIT_TIMEOUT,
 ) -> RunGit:
     """A ``RunGit`` for the workspace's snapshot that goes through ``backend``.
@@ -43,6 +47,8 @@ def confined_git(
         state: Private directory in which ``git-sandbox/`` is made.
         cancellation: Ends a command early. A run that is being cancelled passes a fresh one, so
             that the patch is still made.
+        hidden: What the agent's commands must not see. Such paths in the work tree keep their recorded
+            content: git finds nothing there, and the agent cannot have changed them.
         timeout: Seconds for one command.
 
     Raises:
@@ -51,13 +57,14 @@ def confined_git(
     private = state / "git-sandbox"
     private.mkdir(mode=0o700, exist_ok=True)
     snapshot = workspace.snapshot
+    _keep(snapshot, hidden)
     executor = Executor(
         backend,
-        replace(spec, network=False, unix_sockets=False, writable=(), hidden=()),
+        replace(spec, network=False, unix_sockets=False, writable=()),
         mode=Mode.WORKSPACE_WRITE,
         workspace=snapshot.scratch,
         state=str(private),
-        hidden=(),
+        hidden=hidden,
         environment={},
         readable=(snapshot.work_tree, *_directories(snapshot), *workspace.readable),
     )
@@ -74,6 +81,16 @@ def confined_git(
         )
 
     return run
+
+
+def _keep(snapshot: Snapshot, hidden: Sequence[str]) -> None:
+    """Let the recorded content of hidden paths stand, in the work tree and in its submodules."""
+    top = os.path.realpath(snapshot.work_tree) + "/"
+    kept = [path.removeprefix(top) for path in map(os.path.realpath, hidden) if path.startswith(top)]
+    if kept:
+        mark_index(snapshot, kept=kept)
+    for inner in snapshot.nested:
+        _keep(inner, hidden)
 
 
 def _directories(snapshot: Snapshot) -> list[str]:

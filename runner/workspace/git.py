@@ -4,6 +4,10 @@ Every process gets a whole environment of ours: system, global and foreign confi
 hooks, no fsmonitor, no prompts, no replaced objects. A repository is always named explicitly, so
 git never searches and ``safe.directory`` is never needed. Where a tree may hold what an agent
 wrote, the caller hands over a ``RunGit`` that runs inside the sandbox.
+
+An earlier run may have written the tree, and the repositories in it, before this one begins. Invariant:
+no program that they name runs outside the sandbox. Git gets a foreign repository only for commands that
+read objects or settings, and a submodule is read as files (``read_submodule``, ``head_commit``).
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import subprocess
 import time
 from pathlib import Path
@@ -41,6 +46,11 @@ _SETTINGS = {
     "submodule.recurse": "false",
     "advice.detachedHead": "false",
 }
+
+_POINTER_LIMIT = 8_192
+_PACKED_LIMIT = 64_000_000
+_CONFIG_LIMIT = 4_000_000
+_MOST_REFERENCES = 5
 
 _CREDENTIAL_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://(?P<user>[^\s/@:]*)(?::(?P<password>[^\s/@]*))?@")
 
@@ -74,6 +84,7 @@ class Repository:
         commit: HEAD, None when nothing was committed yet.
         tree: Tree of HEAD, None likewise.
         config: Local configuration, keys in lower case as git prints them, in order.
+        foreign: An agent may have written it, so a link in it may lead to what must not be copied.
     """
 
     work_tree: str
@@ -83,6 +94,7 @@ class Repository:
     commit: str | None
     tree: str | None
     config: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    foreign: bool = False
 
     def setting(self, key: str) -> str | None:
         """The last value of a configuration key (lower case)."""
@@ -117,6 +129,9 @@ def base_environment(settings: Mapping[str, str] | None = None) -> dict[str, str
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_NO_REPLACE_OBJECTS": "1",
         "GIT_NO_LAZY_FETCH": "1",
+        # Older gits do not know that variable. A repository that lacks an object may name a program as the
+        # way to fetch it, and its `protocol.ext.allow` would win over our `protocol.allow`, but not over this.
+        "GIT_ALLOW_PROTOCOL": "",
         "GIT_LITERAL_PATHSPECS": "1",
         "GIT_CONFIG_COUNT": str(len(pairs)),
     }
@@ -133,9 +148,10 @@ def plain_git(
     writable: tuple[str, ...],  # noqa: ARG001  # the shape of RunGit; nothing confines this one
     cwd: str,
 ) -> ProcessResult:
-    """Run git without a sandbox: only before an agent could write to the tree.
+    """Run git without a sandbox: before the run's agent begins.
 
-    ``output`` is stdout alone on success, stdout and stderr on failure.
+    What an agent of an earlier run wrote may be there, so each caller says why its command runs no program
+    of the tree. ``output`` is stdout alone on success, stdout and stderr on failure.
     """
     started = time.monotonic()
     try:
@@ -186,8 +202,8 @@ def _git_dir_of(directory: Path) -> Path | None:
         if entry.is_dir():
             found = entry
         elif entry.is_file():
-            head, _, target = entry.read_text(encoding="utf-8", errors="surrogateescape").partition("gitdir:")
-            if head.strip() or not target.strip():
+            head, _, target = os.fsdecode(_regular_file(entry) or b"").partition("gitdir:")
+            if head.strip() or not target.strip() or "\0" in target:
                 raise ConfigError(f"{entry} is no git directory and names none", hint="remove it, or repair it")
             found = directory / target.strip()
         else:
@@ -202,6 +218,23 @@ def _git_dir_of(directory: Path) -> Path | None:
             hint="repair the worktree with `git worktree repair`, or remove the file",
         )
     return None
+
+
+def _regular_file(path: Path, limit: int = _POINTER_LIMIT) -> bytes | None:
+    """The first ``limit`` bytes of a file; None if it is no regular one (a pipe would never end)."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError):  # the name may come out of the tree, with a zero byte in it
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(limit) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+
+
+def _common_dir(git_dir: Path) -> Path:
+    """The directory that a linked worktree's git directory shares, else the git directory itself."""
+    named = os.fsdecode(_regular_file(git_dir / "commondir") or b"").strip()
+    # Not `Path.resolve`, which raises on a loop of links.
+    return Path(os.path.realpath(git_dir / named)) if named and "\0" not in named else git_dir
 
 
 def _trusted_owner(path: Path, workspace: Path) -> bool:
@@ -227,11 +260,10 @@ def find_repository(workspace: str) -> Repository | None:
         ConfigError: CONFIG_INVALID, a broken ``.git`` or HEAD.
     """
     for top, git_dir in _candidates(Path(workspace)):
-        common = git_dir
-        if (git_dir / "commondir").is_file():
-            common = (git_dir / (git_dir / "commondir").read_text(encoding="utf-8").strip()).resolve()
+        common = _common_dir(git_dir)
         prefix = "" if top == Path(workspace) else str(Path(workspace).relative_to(top))
         wanted = ["HEAD", "HEAD^{commit}", "HEAD^{tree}", *([f"HEAD:{prefix}"] if prefix else [])]
+        # Reads refs and objects and looks at no work tree; a missing object is not fetched (`base_environment`).
         found = git(["rev-parse", "--revs-only", *wanted], cwd="/", environment={"GIT_DIR": str(git_dir)})
         lines = found.output.decode("ascii", "replace").split()
         if found.exit_code != 0 or len(lines) in (1, 2):
@@ -253,6 +285,81 @@ def find_repository(workspace: str) -> Repository | None:
     return None
 
 
+def head_commit(folder: Path, *, digits: int) -> str | None:
+    """The commit that is checked out in a submodule, read from its files; git does not run.
+
+    Args:
+        folder: The submodule's work tree, which an agent may have written.
+        digits: Length of an object name there.
+
+    Returns:
+        None without a ``.git`` that leads to a commit, as git sees it too.
+    """
+    try:
+        git_dir = _git_dir_of(folder)
+        if git_dir is None:
+            return None
+        common = _common_dir(git_dir)
+    except (ConfigError, OSError):
+        return None
+    name = "HEAD"
+    for _ in range(_MOST_REFERENCES):
+        found = _regular_file(git_dir / name)
+        if found is None and name != "HEAD":
+            found = _regular_file(common / name)
+        if found is None:
+            return _packed_reference(common, name, digits)
+        text = os.fsdecode(found).strip()
+        if re.fullmatch(rf"[0-9a-f]{{{digits}}}", text):
+            return text
+        name = text.removeprefix("ref:").strip()
+        if not text.startswith("ref:") or not name.startswith("refs/") or ".." in name or "\0" in name:
+            return None
+    return None
+
+
+def _packed_reference(common: Path, name: str, digits: int) -> str | None:
+    packed = _regular_file(common / "packed-refs", _PACKED_LIMIT) or b""
+    found = re.search(rb"^([0-9a-f]{%d}) %b$" % (digits, re.escape(os.fsencode(name))), packed, re.MULTILINE)
+    return found[1].decode("ascii") if found else None
+
+
+def read_submodule(folder: Path, *, object_format: str) -> Repository | None:
+    """The repository of a submodule that is checked out; None if there is none.
+
+    It is read as files, its commit and tree are left open: what git would run for it is up to its own
+    configuration, which an agent may have written.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, a broken ``.git``, or a configuration that cannot be parsed.
+    """
+    git_dir = _git_dir_of(folder)
+    if git_dir is None:
+        return None
+    common = _common_dir(git_dir)
+    entries: list[tuple[str, str]] = []
+    data = _regular_file(common / "config", _CONFIG_LIMIT)
+    if data:
+        # A file that is named is only parsed: no include is followed and nothing in it is acted on.
+        command = ["config", "--file", str(common / "config"), "--no-includes", "--null", "--list"]
+        listed = git(command, cwd="/", environment={"GIT_DIR": os.devnull})
+        if listed.exit_code != 0:
+            raise ConfigError(f"the configuration of {git_dir} cannot be read: {output_text(listed)}")
+        entries = _entries(listed)
+    # All repositories of a tree name their objects by the same algorithm.
+    entries.append(("extensions.objectformat", object_format))
+    return Repository(
+        work_tree=str(folder),
+        git_dir=str(git_dir),
+        common_dir=str(common),
+        prefix="",
+        commit=None,
+        tree=None,
+        config=tuple(entries),
+        foreign=True,
+    )
+
+
 # --- configuration -----------------------------------------------------------------------------
 
 
@@ -262,16 +369,23 @@ def read_config(git_dir: str) -> list[tuple[str, str]]:
     Raises:
         ConfigError: CONFIG_INVALID, the file cannot be parsed.
     """
+    # Reads files, those of includes too; the only program git could start here is a pager, for a terminal.
     listed = git(["config", "--null", "--list"], cwd="/", environment={"GIT_DIR": git_dir}, settings={})
     if listed.exit_code != 0:
         raise ConfigError(f"the configuration of {git_dir} cannot be read: {output_text(listed)}")
+    entries = _entries(listed)
+    # The settings of our own command line come last, in their order.
+    return entries[: len(entries) - len(_SETTINGS)]
+
+
+def _entries(listed: ProcessResult) -> list[tuple[str, str]]:
+    """What ``git config --null --list`` printed."""
     entries = []
     for entry in listed.output.decode("utf-8", "surrogateescape").split("\0"):
         if entry:
             key, _, value = entry.partition("\n")
             entries.append((key, value))
-    # The settings of our own command line come last, in their order.
-    return entries[: len(entries) - len(_SETTINGS)]
+    return entries
 
 
 def _secret_in(key: str, value: str) -> str | None:

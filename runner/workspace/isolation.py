@@ -31,6 +31,7 @@ from runner.workspace.snapshot import (
     private_config,
     quoted_path,
     take_snapshot,
+    write_private_directory,
 )
 
 if TYPE_CHECKING:
@@ -74,6 +75,11 @@ class Workspace:
         """Commit, tree and dirtiness the agent began with."""
         return self.snapshot.base
 
+    @property
+    def git_links(self) -> tuple[str, ...]:
+        """The ``.git`` of every checked out submodule, at any depth: absolute paths that must stay as they are."""
+        return tuple(_git_links(self.snapshot))
+
     def counterparts(self, paths: Iterable[str]) -> tuple[str, ...]:
         """Absolute ``paths``, and where the agent has its own copy of what they lead over in the user's directory."""
         given = tuple(paths)
@@ -111,6 +117,12 @@ class Workspace:
     def __exit__(self, *_: object) -> None:
         """Remove what was made."""
         self.close()
+
+
+def _git_links(snapshot: Snapshot) -> Iterator[str]:
+    for inner in snapshot.nested:
+        yield f"{inner.work_tree}/.git"
+        yield from _git_links(inner)
 
 
 def resolve_workspace(path: str) -> str:
@@ -238,6 +250,7 @@ def _base_commit(repository: Repository | None, base: str, isolation: str) -> st
                 "the repository has no commit yet, so it can have no worktree", hint="use isolation: copy"
             )
         return repository.commit if repository else None
+    # Reads refs and objects and looks at no work tree; a missing object is not fetched (`base_environment`).
     found = git(
         ["rev-parse", "--quiet", "--verify", "--end-of-options", f"{base}^{{commit}}"],
         cwd="/",
@@ -262,7 +275,8 @@ def _base_commit(repository: Repository | None, base: str, isolation: str) -> st
 def _refuse_dirty(snapshot: Snapshot, dirty: str, repository: Repository | None) -> None:
     if dirty != "refuse" or repository is None or not snapshot.base.dirty:
         return
-    # The snapshot's index already holds the changes; HEAD and it differ by exactly them.
+    # The snapshot's index already holds the changes; HEAD and it differ by exactly them. With `--cached`
+    # git looks at no work tree, so neither filters nor submodules come into it.
     listed = git(
         ["diff-index", "--cached", "--name-only", "-z", repository.commit or EMPTY_TREES[object_format_of(repository)]],
         cwd=snapshot.work_tree,
@@ -298,12 +312,24 @@ def _copy_repository(
         target.mkdir(mode=0o700)
     _write_small_git(repository, commit, target, detached=original is None)
     if original is None:
-        arguments = ["read-tree", "--reset", "-u", str(commit)]
-        done = git(arguments, cwd=str(target), environment={"GIT_DIR": f"{target}/.git", "GIT_WORK_TREE": str(target)})
-        if done.exit_code != 0:
-            raise ConfigError(f"git cannot check out {commit}: {output_text(done)}")
+        _check_out(target, commit, {"GIT_DIR": f"{target}/.git"})
     path, snapshot = _isolated_base(target, repository, commit, state)
     return Workspace(path, source, "copy", snapshot, _needed(repository, path), lambda: remove_tree(target))
+
+
+def _check_out(
+    target: Path, commit: str | None, environment: dict[str, str], settings: dict[str, str] | None = None
+) -> None:
+    """Fill an empty directory with a commit's files.
+
+    ``GIT_DIR`` must be one that we wrote: attributes out of the tree name filters, and without the
+    configuration that says what these are none runs. Hooks are off, and submodules become empty folders.
+    """
+    environment = {**environment, "GIT_WORK_TREE": str(target)}
+    arguments = ["read-tree", "--reset", "-u", str(commit)]
+    done = git(arguments, cwd=str(target), environment=environment, settings=settings)
+    if done.exit_code != 0:
+        raise ConfigError(f"git cannot check out {commit}: {output_text(done)}")
 
 
 def _isolated_base(target: Path, repository: Repository, commit: str | None, state: Path) -> tuple[str, Snapshot]:
@@ -316,6 +342,7 @@ def _isolated_base(target: Path, repository: Repository, commit: str | None, sta
 
 def _copy_files(snapshot: Snapshot, source: str, target: Path) -> None:
     """Copy every file the snapshot's index lists; submodules become empty folders."""
+    # Prints the private index, nothing else is read.
     listed = git(
         ["ls-files", "-z"], cwd="/", environment={"GIT_DIR": snapshot.directory, "GIT_INDEX_FILE": snapshot.index}
     )
@@ -381,14 +408,20 @@ def _locked(directory: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _filters_off(repository: Repository) -> dict[str, str]:
-    """Settings that stop every content filter the repository's configuration defines."""
+def _populate(repository: Repository, commit: str | None, target: Path, admin: Path, state: Path) -> None:
+    """Fill a new worktree by a git directory of ours: the repository's configuration is not read for it.
+
+    A filter may be named in a file that only worktrees include, so no list of settings can switch it off.
+    """
+    private = state / "checkout.git"
+    write_private_directory(private, repository)
     settings = {}
-    for key, _ in repository.config:
-        section, _, name = key.rpartition(".")
-        if section.startswith("filter.") and name in {"clean", "smudge", "process", "required"}:
-            settings[key] = "false" if name == "required" else ""
-    return settings
+    sparse = admin / "info" / "sparse-checkout"
+    if sparse.is_file():  # git takes over what the user's own checkout leaves out
+        shutil.copyfile(sparse, private / "info" / "sparse-checkout")
+        settings["core.sparseCheckout"] = "true"
+    _check_out(target, commit, {"GIT_DIR": str(private), "GIT_INDEX_FILE": str(admin / "index")}, settings)
+    remove_tree(private)
 
 
 def _add_worktree(
@@ -397,11 +430,11 @@ def _add_worktree(
     target = state / "workspace"
     with _locked(repository.common_dir):
         _prune(Path(repository.common_dir))
+        # Without a checkout it writes only its own few files: no content, so no filters, and hooks are off.
         done = git(
-            ["worktree", "add", "--detach", "--quiet", str(target), str(commit)],
+            ["worktree", "add", "--no-checkout", "--detach", "--quiet", str(target), str(commit)],
             cwd="/",
             environment={"GIT_DIR": repository.common_dir},
-            settings=_filters_off(repository),
         )
         if done.exit_code != 0:
             raise ConfigError(f"git cannot make a worktree of {repository.work_tree}: {output_text(done)}")
@@ -418,6 +451,7 @@ def _add_worktree(
         os.close(marker)
 
     try:
+        _populate(repository, commit, target, admin, state)
         if original is not None and original.base.dirty:
             _carry_changes(original, repository, target)
         path, snapshot = _isolated_base(target, repository, commit, state)
@@ -431,6 +465,7 @@ def _carry_changes(original: Snapshot, repository: Repository, target: Path) -> 
     """Bring what is not committed into a fresh worktree of HEAD."""
     arguments = ["diff-index", "--cached", "--raw", "--no-renames", "-z", str(repository.commit)]
     environment = {"GIT_DIR": original.directory, "GIT_INDEX_FILE": original.index}
+    # Compares a tree with the private index; with `--cached` the work tree is not looked at.
     listed = git(arguments, cwd=original.work_tree, environment=environment)
     if listed.exit_code != 0:
         raise ConfigError(f"git cannot list the changes of {original.work_tree}: {output_text(listed)}")

@@ -5,6 +5,10 @@ alternates, so one small folder serves workspaces with and without git. Its conf
 no filter, textconv or hook of the user's repository can run. The copy of the user's index keeps
 the file stamps, so an unchanged tree is not read again; its private marks (assume-unchanged) are
 taken off, since they would hide changes.
+
+Invariant: git never looks into a submodule. ``git add`` would start a ``git status`` in each, with
+that repository's configuration, and so the programs it names. In every index here the submodules'
+entries are marked assume-unchanged; what became of them is found out by reading their files.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, ErrorCode, RunnerError, StorageError
 from runner.record import as_dict, record
-from runner.workspace.git import base_environment, find_repository, git, git_path, output_text
+from runner.workspace.git import base_environment, git, git_path, head_commit, output_text, read_submodule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +41,7 @@ EMPTY_TREES = {
 _CARRIED = ("core.filemode", "core.symlinks", "core.ignorecase", "core.precomposeunicode", "core.autocrlf", "core.eol")
 """Settings of the user's repository that decide what the content of a file is."""
 
-_GITLINK = 0o160000
+_GITLINK, _FOLDER = 0o160000, 0o040000
 _ASSUME_VALID, _EXTENDED, _SKIP_WORKTREE = 0x8000, 0x4000, 0x4000
 
 
@@ -72,6 +76,7 @@ class Snapshot:
         base: What was recorded.
         sparse: The work tree is a sparse checkout.
         nested: Snapshots of the checked out submodules, which a patch cannot carry.
+        gitlinks: Path and commit of each submodule, checked out or not.
     """
 
     directory: str
@@ -81,6 +86,7 @@ class Snapshot:
     base: Base
     sparse: bool = False
     nested: tuple[Snapshot, ...] = ()
+    gitlinks: tuple[tuple[str, str], ...] = ()
 
     def environment(self, *, index: str, objects: str | None = None) -> dict[str, str]:
         """Whole environment of a git process on this snapshot.
@@ -109,7 +115,8 @@ class Snapshot:
     def from_json(cls, value: JsonObject) -> Snapshot:
         """Inverse of ``as_json``."""
         nested = tuple(cls.from_json(inner) for inner in value["nested"])
-        return cls(**{**value, "base": Base(**value["base"]), "nested": nested})
+        gitlinks = tuple((path, commit) for path, commit in value["gitlinks"])
+        return cls(**{**value, "base": Base(**value["base"]), "nested": nested, "gitlinks": gitlinks})
 
 
 def quoted_path(path: str) -> str:
@@ -129,19 +136,29 @@ def _sparse_settings(sparse: bool) -> dict[str, str]:
 class IndexCopy:
     """An index file with the private marks off, and what it holds.
 
-    ``gitlinks`` are the paths of submodules, ``sparse`` says that entries are left out of the work tree.
+    Attributes:
+        data: The file, with submodules marked assume-unchanged and other entries not.
+        gitlinks: Path and commit of each submodule.
+        sparse: Entries are left out of the work tree.
+        folded: Some entries are folders that stand for all in them (a sparse index).
     """
 
     data: bytes
-    gitlinks: tuple[bytes, ...]
+    gitlinks: tuple[tuple[bytes, str], ...]
     sparse: bool
+    folded: bool
 
 
-def read_index(data: bytes, *, hash_name: str = "sha1") -> IndexCopy | None:
-    """Read an index file (versions 2 to 4) and clear its assume-unchanged marks.
+def read_index(data: bytes, *, hash_name: str = "sha1", kept: Sequence[str] = ()) -> IndexCopy | None:
+    """Read an index file (versions 2 to 4); clear its assume-unchanged marks and set those of submodules.
 
     The format is git's ``index-format``: a header of signature, version and count, then the
     entries sorted by path, then extensions and a checksum.
+
+    Args:
+        data: The file.
+        hash_name: Hash algorithm of the repository.
+        kept: Files, and folders with all in them, that are marked as well.
 
     Returns:
         None when the file is of a kind that cannot be copied alone (a split index) or unknown.
@@ -153,8 +170,10 @@ def read_index(data: bytes, *, hash_name: str = "sha1") -> IndexCopy | None:
     if version not in (2, 3, 4):
         return None
     changed = bytearray(data)
-    gitlinks: list[bytes] = []
-    sparse = marked = False
+    marked_names = {os.fsencode(path) for path in kept}
+    marked_folders = tuple(name + b"/" for name in marked_names)
+    gitlinks: dict[bytes, str] = {}
+    sparse = folded = marked = False
     position, path = 12, b""
     flags_at = 40 + hash_size
     try:
@@ -162,9 +181,6 @@ def read_index(data: bytes, *, hash_name: str = "sha1") -> IndexCopy | None:
             start = position
             (flags,) = struct.unpack_from(">H", data, start + flags_at)
             position = start + flags_at + 2
-            if flags & _ASSUME_VALID:
-                struct.pack_into(">H", changed, start + flags_at, flags & ~_ASSUME_VALID)
-                marked = True
             if flags & _EXTENDED:
                 (more,) = struct.unpack_from(">H", data, position)
                 sparse = sparse or bool(more & _SKIP_WORKTREE)
@@ -180,17 +196,23 @@ def read_index(data: bytes, *, hash_name: str = "sha1") -> IndexCopy | None:
                 position = start + ((end - start + 8) & ~7)
             (mode,) = struct.unpack_from(">I", data, start + 24)
             if mode == _GITLINK:
-                gitlinks.append(path)
+                gitlinks.setdefault(path, data[start + 40 : start + flags_at].hex())
+            folded = folded or mode == _FOLDER
+            keep = mode == _GITLINK or (kept and (path in marked_names or path.startswith(marked_folders)))
+            wanted = flags | _ASSUME_VALID if keep else flags & ~_ASSUME_VALID
+            if wanted != flags:
+                struct.pack_into(">H", changed, start + flags_at, wanted)
+                marked = True
         while position < len(data) - hash_size:
             signature, size = struct.unpack_from(">4sI", data, position)
             if signature == b"link":
                 return None
             position += 8 + size
-    except (struct.error, ValueError):
+    except (struct.error, ValueError, IndexError):
         return None
     if marked:
         changed[-hash_size:] = hashlib.new(hash_name, changed[:-hash_size]).digest()
-    return IndexCopy(bytes(changed), tuple(gitlinks), sparse)
+    return IndexCopy(bytes(changed), tuple(gitlinks.items()), sparse, folded)
 
 
 def _offset_varint(data: bytes, position: int) -> tuple[int, int]:
@@ -225,7 +247,7 @@ def private_config(repository: Repository | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _write_private_directory(directory: Path, repository: Repository | None) -> str:
+def write_private_directory(directory: Path, repository: Repository | None) -> str:
     """Make the private git directory; returns the name of its object format."""
     try:
         directory.mkdir(mode=0o700)
@@ -239,28 +261,64 @@ def _write_private_directory(directory: Path, repository: Repository | None) -> 
             (directory / "objects/info/alternates").write_bytes(os.fsencode(alternates))
             for name in ("exclude", "attributes"):
                 source = Path(repository.common_dir, "info", name)
-                if source.is_file():
+                if source.is_file() and not (repository.foreign and source.is_symlink()):
                     shutil.copyfile(source, directory / "info" / name)
             shallow = Path(repository.common_dir, "shallow")
-            if shallow.is_file():
+            if shallow.is_file() and not (repository.foreign and shallow.is_symlink()):
                 shutil.copyfile(shallow, directory / "shallow")
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror}") from error
     return object_format_of(repository)
 
 
-def _copy_index(directory: Path, repository: Repository, hash_name: str) -> IndexCopy | None:
-    source = Path(repository.git_dir, "index")
+def _write_index(target: Path, copy: IndexCopy, status: os.stat_result) -> None:
     try:
-        data, status = source.read_bytes(), source.stat()
-    except FileNotFoundError:
-        return None
-    copy = read_index(data, hash_name=hash_name)
-    if copy is not None:
-        target = directory / "index"
         target.write_bytes(copy.data)
         # The stamp tells git which entries are too young to be trusted without reading the file.
         os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+    except OSError as error:
+        raise StorageError(f"{target} cannot be written: {error.strerror}") from error
+
+
+def _copy_index(directory: Path, repository: Repository, hash_name: str) -> IndexCopy | None:
+    source = Path(repository.git_dir, "index")
+    # Nothing but a file: a submodule's git directory may hold anything.
+    if not source.is_file():
+        return None
+    try:
+        data, status = source.read_bytes(), source.stat()
+    except OSError as error:
+        raise ConfigError(f"{source} cannot be read: {error.strerror}") from error
+    copy = read_index(data, hash_name=hash_name)
+    if copy is not None:
+        _write_index(directory / "index", copy, status)
+    return copy
+
+
+def mark_index(snapshot: Snapshot, *, kept: Sequence[str] = ()) -> IndexCopy | None:
+    """Mark the submodules in the snapshot's own index, so that git does not look into them.
+
+    Args:
+        snapshot: The snapshot; only its private index is written.
+        kept: Paths from the top of the work tree whose recorded content stands, whatever git finds there.
+
+    Returns:
+        None when there is no index yet.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, the index is of an unknown kind; git must not be run on it.
+    """
+    index = Path(snapshot.index)
+    try:
+        data, status = index.read_bytes(), index.stat()
+    except FileNotFoundError:
+        return None
+    hash_name = next(name for name, tree in EMPTY_TREES.items() if len(tree) == len(snapshot.base.tree))
+    copy = read_index(data, hash_name=hash_name, kept=kept)
+    if copy is None or copy.folded:
+        raise ConfigError(f"git wrote an index of an unknown kind for {snapshot.work_tree}", hint="use another git")
+    if copy.data != data:
+        _write_index(index, copy, status)
     return copy
 
 
@@ -269,7 +327,7 @@ def take_snapshot(
 ) -> Snapshot:
     """Record the content of a work tree: tracked files and untracked ones that are not ignored.
 
-    A clean repository costs one git process, another tree two.
+    A clean repository costs one git process, another tree two, a change of submodules one or two more.
 
     Args:
         work_tree: The workspace when ``repository`` is None; else unused for the content.
@@ -283,7 +341,7 @@ def take_snapshot(
         StorageError: STORAGE_FAILED.
     """
     directory, scratch = state / f"{name}.git", state / name
-    object_format = _write_private_directory(directory, repository)
+    object_format = write_private_directory(directory, repository)
     scratch.mkdir(mode=0o700)
     top = repository.work_tree if repository else work_tree
     prefix = repository.prefix if repository and not whole else ""
@@ -292,22 +350,87 @@ def take_snapshot(
     commit = repository.commit if repository else None
     nothing = Base(commit, EMPTY_TREES[object_format], dirty=False)
     snapshot = Snapshot(str(directory), str(scratch), top, prefix, nothing, sparse)
+    if copy is not None and copy.folded:
+        # Submodules in a folded folder have no entry to mark. Without `index.sparse` git unfolds what it
+        # reads, and this command only writes it again: no file of the work tree is compared.
+        _on(snapshot, ["update-index", "--force-write-index"])
+        copy = mark_index(snapshot)
     if commit is not None and (copy is None or prefix):
-        # What is staged elsewhere in the repository is not this workspace's.
+        # What is staged elsewhere in the repository is not this workspace's. Compares the index with a
+        # tree; without `-u` the work tree is not looked at.
         _on(snapshot, ["read-tree", "--reset", commit])
+        copy = mark_index(snapshot)
+    links = _links_in(prefix, copy)
+    gone, moved = _changed_links(top, links)
     head_tree = tree = (repository.tree if repository else None) or nothing.tree
-    if commit is None or changed_paths(snapshot):
-        _on(snapshot, ["add", "--all", "--sparse", *_pathspec(snapshot)])
-        tree = _on(snapshot, ["write-tree"]).output.decode("ascii").strip()
-        copy = None
-    copy = copy or read_index(Path(snapshot.index).read_bytes(), hash_name=object_format)
+    if commit is None or gone or moved or changed_paths(snapshot):
+        tree, links = _record_changes(snapshot, gone, moved)
     base = Base(commit, tree, dirty=repository is not None and tree != head_tree)
-    nested = _nested_snapshots(top, copy.gitlinks if copy else (), state=state, name=name)
-    return Snapshot(str(directory), str(scratch), top, prefix, base, sparse, nested)
+    nested = _nested_snapshots(top, links, state=state, name=name, object_format=object_format)
+    return Snapshot(str(directory), str(scratch), top, prefix, base, sparse, nested, links)
+
+
+def _record_changes(
+    snapshot: Snapshot, gone: Sequence[str], moved: Sequence[tuple[str, str]]
+) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Bring the snapshot's index up to the work tree; returns its tree and its submodules."""
+    if gone:
+        _on(snapshot, ["update-index", "--force-remove", "--", *gone])
+    # The submodules of the index are marked, and one that is new is only asked for its HEAD, as files.
+    _on(snapshot, [*ADD, *_pathspec(snapshot)])
+    if moved:
+        # After `add`, since these entries bear no mark. Takes the commit as it is given.
+        entries = (("--cacheinfo", f"{_GITLINK:o},{commit},{path}") for path, commit in moved)
+        _on(snapshot, ["update-index", "--add", *(argument for entry in entries for argument in entry)])
+    tree = _on(snapshot, ["write-tree"]).output.decode("ascii").strip()
+    return tree, _links_in(snapshot.prefix, mark_index(snapshot))
+
+
+ADD = ("add", "--all", "--sparse", "--no-warn-embedded-repo")
+"""Records the work tree in an index, in which every submodule must be marked."""
+
+
+def _links_in(prefix: str, copy: IndexCopy | None) -> tuple[tuple[str, str], ...]:
+    """Path and commit of the submodules in the workspace."""
+    links = ((os.fsdecode(path), commit) for path, commit in (copy.gitlinks if copy else ()))
+    return tuple((path, commit) for path, commit in links if not prefix or f"{path}/".startswith(f"{prefix}/"))
+
+
+def _changed_links(top: str, links: Sequence[tuple[str, str]]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Which submodules are no folder any more, and which have another commit checked out, with that commit.
+
+    One that is not checked out is what was recorded, as for git.
+    """
+    gone, moved = [], []
+    for path, commit in links:
+        if not _is_folder_of(top, path):
+            gone.append(path)
+            continue
+        now = head_commit(Path(top, path), digits=len(commit))
+        if now not in (None, commit):
+            moved.append((path, str(now)))
+    return gone, moved
+
+
+def _is_folder_of(top: str, path: str) -> bool:
+    """Whether ``path`` is a folder, and no link on the way leads elsewhere (for git it is not there then)."""
+    folder = Path(top, path)
+    return folder.is_dir() and Path(os.path.realpath(folder)) == Path(os.path.realpath(top), path)
+
+
+def changed_links(snapshot: Snapshot) -> tuple[list[str], list[str]]:
+    """Submodules of the base that are gone, and those that have another commit checked out, by path.
+
+    Only reads their files, which an agent may have written.
+    """
+    gone, moved = _changed_links(snapshot.work_tree, snapshot.gitlinks)
+    return gone, [path for path, _ in moved]
 
 
 def changed_paths(snapshot: Snapshot) -> list[str]:
-    """Paths that differ from HEAD or are untracked, as git status names them."""
+    """Paths that differ from HEAD or are untracked, as git status names them; of submodules only what is staged."""
+    # Filters, hooks and fsmonitor are off in the private repository; the option, stronger than `.gitmodules`,
+    # keeps git out of submodules, beside their marks.
     command = ["status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=normal"]
     result = _on(snapshot, [*command, "--ignore-submodules=dirty", *_pathspec(snapshot)])
     return [entry[3:] for entry in os.fsdecode(result.output).split("\0") if entry]
@@ -336,13 +459,14 @@ def _on(snapshot: Snapshot, arguments: Sequence[str]) -> ProcessResult:
     return result
 
 
-def _nested_snapshots(top: str, gitlinks: Sequence[bytes], *, state: Path, name: str) -> tuple[Snapshot, ...]:
+def _nested_snapshots(
+    top: str, links: Sequence[tuple[str, str]], *, state: Path, name: str, object_format: str
+) -> tuple[Snapshot, ...]:
     nested = []
-    for number, link in enumerate(gitlinks):
-        path = Path(top, os.fsdecode(link)).resolve()
-        repository = find_repository(str(path)) if (path / ".git").exists() else None
-        if repository is not None and not repository.prefix:
-            nested.append(take_snapshot(str(path), repository, state=state, name=f"{name}-{number}"))
+    for number, (path, _) in enumerate(links):
+        repository = read_submodule(Path(top, path), object_format=object_format)
+        if repository is not None:
+            nested.append(take_snapshot(repository.work_tree, repository, state=state, name=f"{name}-{number}"))
     return tuple(nested)
 
 
@@ -354,9 +478,14 @@ def changed_nested(snapshot: Snapshot, run_git: RunGit) -> list[str]:
     """
     changed = []
     for inner in snapshot.nested:
-        tree = record_now(inner, run_git)
-        if tree != inner.base.tree or changed_nested(inner, run_git):
-            changed.append(os.path.relpath(inner.work_tree, snapshot.work_tree))
+        path = os.path.relpath(inner.work_tree, snapshot.work_tree)
+        if (
+            not _is_folder_of(snapshot.work_tree, path)
+            or any(changed_links(inner))
+            or record_now(inner, run_git) != inner.base.tree
+            or changed_nested(inner, run_git)
+        ):
+            changed.append(path)
     return changed
 
 
@@ -366,7 +495,7 @@ def record_now(snapshot: Snapshot, run_git: RunGit) -> str:
     prepare_scratch(snapshot, index, objects)
     environment = snapshot.environment(index=index, objects=objects)
     word = os.urandom(8).hex()
-    script = '"$0" add --all --sparse -- "$1" && printf "%s " "$2" && exec "$0" write-tree'
+    script = '"$0" add --all --sparse --no-warn-embedded-repo -- "$1" && printf "%s " "$2" && exec "$0" write-tree'
     argv = ["/bin/sh", "-c", script, git_path(), snapshot.prefix or ".", word]
     result = run_git(argv, environment=environment, writable=(snapshot.scratch,), cwd=snapshot.work_tree)
     found = re.search(rf"^{word} ([0-9a-f]{{40,64}})$", result.output.decode("ascii", "replace"), re.MULTILINE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,13 +19,18 @@ from runner.sandbox.probe import build_backend
 from runner.workspace import RunGit, Workspace, prepare_workspace
 from runner.workspace.confined import confined_git
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def confined(workspace: Workspace, state: Path, backend: str) -> RunGit:
+
+def confined(workspace: Workspace, state: Path, backend: str, hidden: Sequence[str] = ()) -> RunGit:
     """Git through the named backend, with a profile that would allow the agent a lot."""
     extra = state.parent / "extra"
-    extra.mkdir()
+    extra.mkdir(exist_ok=True)
     spec = SandboxSpec(backend=backend, network=True, unix_sockets=True, writable=(str(extra),))
-    return confined_git(build_backend(backend), spec, workspace, state=state, cancellation=Cancellation())
+    return confined_git(
+        build_backend(backend), spec, workspace, state=state, cancellation=Cancellation(), hidden=hidden
+    )
 
 
 @pytest.fixture
@@ -125,3 +131,66 @@ def test_submodules_are_compared_inside_the_sandbox(repo: Path, tmp_path: Path, 
     (repo / "module" / "x").write_text("changed\n")
     with pytest.raises(RunnerError, match="submodule 'module'"):
         make_patch(workspace.snapshot, tmp_path / "changes.patch", run_git=run_git)
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "landlock"])
+def test_the_runners_git_cannot_read_what_the_session_hides(repo: Path, tmp_path: Path, backend: str) -> None:
+    """A program that came to run there all the same would find nothing to put into the patch."""
+    secret = repo / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("the secret\n")
+    workspace = prepare_workspace(str(repo), state=tmp_path / "state")
+    argv = ["/bin/sh", "-c", 'cat "$0"; true', str(secret / "key")]
+    seen = []
+    for hidden in ([], [str(secret)]):
+        run_git = confined(workspace, tmp_path / "state", backend, hidden)
+        result = run_git(argv, environment={}, writable=(workspace.snapshot.scratch,), cwd=workspace.path)
+        seen.append(b"the secret" in result.output)
+
+    assert seen == [True, False]
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "landlock"])
+@pytest.mark.parametrize("tracked", [False, True])
+def test_hidden_files_of_the_workspace_are_no_deleted_ones(
+    repo: Path, tmp_path: Path, backend: str, tracked: bool
+) -> None:
+    """Git finds nothing there, and the patch says nothing of them; other changes are carried."""
+    (repo / "keys" / "deep").mkdir(parents=True)
+    for name in ("keys/a", "keys/deep/b", ".env", ".env.example"):
+        (repo / name).write_text("of the user\n")
+    if tracked:
+        for arguments in (["add", "-A"], ["commit", "-qm", "keys"]):
+            subprocess.run(
+                ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments], cwd=repo, check=True
+            )
+    workspace = prepare_workspace(str(repo), state=tmp_path / "state")
+    run_git = confined(workspace, tmp_path / "state", backend, [str(repo / "keys"), str(repo / ".env")])
+    target = tmp_path / "changes.patch"
+
+    assert make_patch(workspace.snapshot, target, run_git=run_git) is None
+    (repo / ".env.example").write_text("changed\n")
+    (repo / "a.txt").write_text("changed\n")
+    info = make_patch(workspace.snapshot, target, run_git=run_git)
+    assert info is not None
+    assert info.paths == (".env.example", "a.txt")
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "landlock"])
+def test_the_scratch_directory_of_the_first_command_is_not_that_of_the_second(
+    repo: Path, tmp_path: Path, backend: str
+) -> None:
+    """What a program left there cannot reach the command that verifies, nor the copy that is published."""
+    state = tmp_path / "state"
+    workspace = prepare_workspace(str(repo), state=state)
+    run_git = confined(workspace, state, backend)
+    fresh = Path(f"{workspace.snapshot.scratch}-verify")
+    fresh.mkdir()
+    script = 'echo x > "$0/made"; echo x > "$1/made"; echo x > "$2/changes.patch"'
+    places = [workspace.snapshot.scratch, str(fresh), workspace.snapshot.directory]
+    argv = ["/bin/sh", "-c", script, *places]
+    run_git(argv, environment={}, writable=(workspace.snapshot.scratch,), cwd=workspace.path)
+
+    assert Path(places[0], "made").exists()
+    assert not (fresh / "made").exists()
+    assert not Path(places[2], "changes.patch").exists()

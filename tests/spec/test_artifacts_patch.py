@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,6 @@ from runner.workspace import Workspace, plain_git, prepare_workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def git(directory: Path, *arguments: str, check: bool = True, **more: str) -> str:
@@ -388,17 +388,18 @@ def test_a_patch_that_does_not_give_the_tree_is_never_published(repo: Path, tmp_
     (repo / "a.txt").write_text("changed\n")
 
     def tampered(argv: list[str], *, environment: dict[str, str], writable: tuple[str, ...], cwd: str) -> ProcessResult:
-        script = argv[2].replace('"$git" read-tree', 'sed -i s/changed/CHANGED/ "$scratch/patch"\n"$git" read-tree')
-        argv = [*argv[:2], script, *argv[3:]]
-        return plain_git(argv, environment=environment, writable=writable, cwd=cwd)
+        result = plain_git(argv, environment=environment, writable=writable, cwd=cwd)
+        written = Path(workspace.snapshot.scratch, "patch")
+        written.write_bytes(written.read_bytes().replace(b"+changed", b"+CHANGED").replace(b"\nindex ", b"\nxndex "))
+        return result
 
     with pytest.raises(InternalError, match="the patch gives the tree"):
         make_patch(workspace.snapshot, tmp_path / "changes.patch", run_git=tampered)
     assert not (tmp_path / "changes.patch").exists()
 
 
-def test_git_is_told_to_write_only_to_the_scratch_directory(repo: Path, tmp_path: Path) -> None:
-    """One confined command; the base stays read-only for it."""
+def test_git_is_told_to_write_only_to_scratch_directories(repo: Path, tmp_path: Path) -> None:
+    """Two confined commands, each with its own; the base stays read-only for them."""
     workspace = prepare_workspace(str(repo), state=tmp_path / "state")
     (repo / "a.txt").write_text("changed\n")
     calls: list[tuple[str, ...]] = []
@@ -410,5 +411,5 @@ def test_git_is_told_to_write_only_to_the_scratch_directory(repo: Path, tmp_path
     before = {path: path.read_bytes() for path in sorted((tmp_path / "state/base.git").rglob("*")) if path.is_file()}
     make_patch(workspace.snapshot, tmp_path / "changes.patch", run_git=confined)
 
-    assert calls == [(workspace.snapshot.scratch,)]
+    assert calls == [(workspace.snapshot.scratch,), (f"{workspace.snapshot.scratch}-verify",)]
     assert {path: path.read_bytes() for path in before} == before

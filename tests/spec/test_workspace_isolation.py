@@ -226,6 +226,42 @@ def test_a_worktree_needs_a_repository_with_a_commit(tmp_path: Path) -> None:
         prepare_workspace(str(tmp_path / "plain"), state=tmp_path / "two", isolation="worktree")
 
 
+@pytest.mark.parametrize("base", ["HEAD", "HEAD~1"])
+def test_no_filter_that_only_worktrees_include_runs(repo: Path, tmp_path: Path, base: str) -> None:
+    """A conditional include is not seen when the repository's configuration is read for the original."""
+    for directory in (repo, tmp_path / "state"):
+        directory.mkdir(exist_ok=True)
+    (repo / ".gitattributes").write_text("* filter=evil\n")
+    git(repo, "add", "-A")
+    git(repo, "commit", "-qm", "third")
+    (repo / "a.txt").write_text("four\n")
+    git(repo, "commit", "-qam", "fourth")
+    included = tmp_path / "included"
+    included.write_text(
+        f'[filter "evil"]\n\tsmudge = "touch {tmp_path}/ran; cat"\n\tclean = "touch {tmp_path}/ran; cat"\n'
+    )
+    git(repo, "config", "includeIf.gitdir:**/worktrees/**.path", str(included))
+    with prepare_workspace(str(repo), state=tmp_path / "state", isolation="worktree", base=base) as workspace:
+        assert not (tmp_path / "ran").exists()
+        assert contents(Path(workspace.path))["a.txt"] == ("-", b"four\n" if base == "HEAD" else b"two\n")
+        assert workspace.base.tree == git(repo, "rev-parse", f"{base}^{{tree}}")
+
+
+def test_a_worktree_leaves_out_what_a_sparse_checkout_leaves_out(repo: Path, tmp_path: Path) -> None:
+    """The agent's git and the base agree that nothing was deleted."""
+    git(repo, "sparse-checkout", "set", "--cone", "sub")
+    git(repo, "commit", "-q", "--allow-empty", "-m", "third")
+    with prepare_workspace(str(repo), state=tmp_path / "state", isolation="worktree") as workspace:
+        assert not workspace.base.dirty
+        assert git(Path(workspace.path), "status", "--porcelain") == ""
+        assert contents(Path(workspace.path)) == wanted(repo)
+        Path(workspace.path, "sub", "new").write_text("new\n")
+        patch = make_patch(workspace.snapshot, tmp_path / "changes.patch")
+
+    assert patch is not None
+    assert patch.paths == ("sub/new",)
+
+
 def test_worktrees_can_be_made_at_the_same_time(repo: Path, tmp_path: Path) -> None:
     """The lock serialises what git does not."""
     made: list[Workspace] = []
