@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from runner.permission import Mode
+    from runner.sandbox.layout import Layout
 
 
 BARE = "none"
@@ -90,7 +91,8 @@ class ConfinedCommand:
     ``cleanup`` frees what the wrapper needs (descriptors); call it once the command has started
     or failed to. ``wrapper_failed(exit_code, stderr)`` tells a broken sandbox from a failed command;
     a negative exit code is the number of the signal that ended the wrapper. ``finish`` frees the
-    rest; call it once, after the end. ``wrapped`` is False for a command that runs bare.
+    rest; call it once, after the end. ``wrapped`` is False for a command that runs bare. ``layout`` is
+    the file system as the command gets it, None for a bare one.
     """
 
     argv: list[str]
@@ -102,6 +104,7 @@ class ConfinedCommand:
     cleanup: Callable[[], None] = lambda: None
     wrapper_failed: Callable[[int, bytes], bool] = lambda _code, _stderr: False
     finish: Callable[[], None] = lambda: None
+    layout: Layout | None = None
 
     @property
     def wrapped(self) -> bool:

@@ -333,4 +333,5 @@ class Bubblewrap:
             cleanup=cleanup,
             wrapper_failed=wrapper_failed,
             finish=lambda: os.close(status),
+            layout=plan,
         )

@@ -8,6 +8,7 @@ Thread-safe. Writes no events; no effect on the prefix cache.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -23,7 +24,7 @@ from runner.sandbox.base import BARE, PROPERTIES, ConfinedCommand, ProcessResult
 from runner.sandbox.launch import memory_file, own_program
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from runner.cancellation import Cancellation
     from runner.sandbox.base import Backend, SandboxSpec
@@ -36,6 +37,10 @@ _PATIENCE = 0.05
 _CHUNK = 1 << 18
 _ANSWER_LIMIT = 256_000_000
 _WORKER_GRACE = 1.0
+_ENDED = b"""
+[ended: a repository, a protected or a hidden file came into being after this process had started, so it could \
+replace it; start it again]
+"""
 
 
 def session_policy(
@@ -82,7 +87,8 @@ def session_policy(
         home=folders["home"],
         environment={**environment, **_git_trust(workspace), **private},
         writable=tuple(os.path.realpath(path) for path in spec.writable),
-        hidden=tuple(hidden),
+        # Both, since a link to something hidden may lie where a command can point it elsewhere.
+        hidden=tuple(dict.fromkeys((*hidden, *map(os.path.realpath, hidden)))),
         protected=tuple(os.path.abspath(path) for path in protected),
         readable=tuple(os.path.realpath(path) for path in readable),
         network=spec.network,
@@ -374,6 +380,19 @@ class Worker:
             self._changed.wait_for(lambda: not self._busy and not self._starting, timeout=10)
 
 
+class _Background:
+    """A background process and the open file of its output."""
+
+    def __init__(self, running: process.RunningProcess, output: int) -> None:
+        self.running = running
+        self.output = output
+
+    def close(self) -> None:
+        """Free what it used, after its end."""
+        self.running.command.finish()
+        os.close(self.output)
+
+
 class Executor:
     """Everything that runs outside the runner's own process in one session.
 
@@ -418,7 +437,8 @@ class Executor:
         self.home = self._policy.home
         self._lock = threading.Lock()
         self._workers: dict[Mode, Worker] = {}
-        self._background: dict[str, process.RunningProcess] = {}
+        self._confining = threading.Lock()
+        self._background: dict[str, _Background] = {}
 
     @property
     def backend_name(self) -> str:
@@ -484,7 +504,46 @@ class Executor:
         roots = (*self._policy.writable, *(os.path.realpath(path) for path in writable))
         kept = (*self._policy.readable, *readable)
         policy = replace(self._policy, mode=mode, environment=variables, writable=roots, readable=kept)
-        return self._backend.confine(argv, policy, cwd=folder)
+        with self._confining:
+            return self._confine(self._backend, argv, policy, folder)
+
+    def _confine(self, backend: Backend, argv: Sequence[str], policy: SandboxPolicy, cwd: str) -> ConfinedCommand:
+        """Wrap a command; background processes that could lead its mounts astray while they are made end first.
+
+        Such a process was started before something became protected or hidden, so that it can still move that
+        away and put a link in its place.
+        """
+        try:
+            command = backend.confine(argv, policy, cwd=cwd)
+        except (ConfigError, SandboxError, OSError):
+            if not self._end_background(lambda _: True):
+                raise
+            return backend.confine(argv, policy, cwd=cwd)  # what failed may have been their doing
+        plan = command.layout
+        if plan is not None and self._end_background(lambda other: other.endangers(plan)):
+            command.cleanup()
+            command.finish()
+            command = backend.confine(argv, policy, cwd=cwd)
+        return command
+
+    def _end_background(self, chosen: Callable[[layout.Layout], bool]) -> bool:
+        """End the confined background processes with a layout that is ``chosen``; whether there were any."""
+        with self._lock:
+            ending = {
+                call: each
+                for call, each in self._background.items()
+                if each.running.command.layout is not None and chosen(each.running.command.layout)
+            }
+            for call in ending:
+                del self._background[call]
+        for each in ending.values():
+            with contextlib.suppress(OSError):  # a full disk is no reason to let it live
+                os.write(each.output, _ENDED)
+            try:
+                each.running.stop()
+            finally:
+                each.close()
+        return bool(ending)
 
     def run(
         self,
@@ -571,13 +630,15 @@ class Executor:
             command = self.command(argv, mode=mode)
             running = process.start(command, stdout=target)
         except OSError as error:
+            os.close(target)
             if mode is Mode.DANGER_FULL_ACCESS:
                 raise
             raise self.broken(mode, str(error)) from error
-        finally:
+        except BaseException:
             os.close(target)
+            raise
         with self._lock:
-            self._background[call_id] = running
+            self._background[call_id] = _Background(running, target)
         return running.pid
 
     def background(self) -> list[str]:
@@ -587,14 +648,14 @@ class Executor:
             SandboxError: SANDBOX_UNAVAILABLE, the sandbox could not start one of them.
         """
         with self._lock:
-            ended = {call: running for call, running in self._background.items() if running.exited()}
+            ended = {call: each for call, each in self._background.items() if each.running.exited()}
             for call in ended:
                 del self._background[call]
             left = list(self._background)
-        for call, running in ended.items():
-            code = running.finish()
-            failed = running.command.wrapper_failed(code, b"")
-            running.command.finish()
+        for call, each in ended.items():
+            code = each.running.finish()
+            failed = each.running.command.wrapper_failed(code, b"")
+            each.close()
             if failed:
                 raise self.broken(self.mode, f"the background process of {call} was not started, see its output")
         return left
@@ -607,17 +668,17 @@ class Executor:
         """
         with self._lock:
             stopping, self._background = self._background, {}
-        running_still = [call for call, running in stopping.items() if not running.exited()]
-        for running in stopping.values():
-            running.terminate()
+        running_still = [call for call, each in stopping.items() if not each.running.exited()]
+        for each in stopping.values():
+            each.running.terminate()
         until = time.monotonic() + process.GRACE
         failed = None
-        for running in stopping.values():
+        for each in stopping.values():
             try:
-                running.stop(max(0.0, until - time.monotonic()))
+                each.running.stop(max(0.0, until - time.monotonic()))
             except SandboxError as error:
                 failed = error  # the others must end all the same
-            running.command.finish()
+            each.close()
         if failed is not None:
             raise failed
         return running_still

@@ -149,4 +149,5 @@ class Landlock:
             cleanup=lambda: os.close(description),
             wrapper_failed=wrapper_failed,
             finish=lambda: os.close(status),
+            layout=plan,
         )

@@ -81,6 +81,35 @@ class Layout:
                 found.update(folder for folder in (root.path, *between(path, root.path)) if self.writable(folder))
         return found
 
+    def _fixed(self) -> set[str]:
+        """Paths inside writable folders that a command with this layout can neither move nor replace."""
+        found: set[str] = set()
+        for root in self.roots:
+            inside = [path for path in (*self.hidden, *(each.path for each in self.roots)) if is_below(path, root.path)]
+            for path in (*root.protected, *root.links, *inside):
+                found.update((path, *between(path, root.path)))
+        return found
+
+    def endangers(self, other: Layout) -> bool:
+        """Whether a running command with this layout could move what ``other`` mounts, or what leads there.
+
+        It could where something became protected or hidden only after that command had started.
+        """
+        fixed = self._fixed()
+        points = [*self._others(other), *other.hidden, *other.readable]
+        return any(
+            step not in fixed
+            for root in self.roots
+            for path in points
+            if is_below(path, root.path)
+            for step in (path, *between(path, root.path))
+        )
+
+    @staticmethod
+    def _others(other: Layout) -> Iterator[str]:
+        for root in other.roots:
+            yield from (root.path, *root.protected, *root.links)
+
     def frozen_folders(self) -> set[str]:
         """Folders that take no new entries whatever the backend, since a link in them must stay."""
         return {folder for root in self.roots for folder in root.frozen}
@@ -94,6 +123,11 @@ class Layout:
 def is_within(path: str, folder: str) -> bool:
     """Whether ``path`` is ``folder`` or below it. Both canonical."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether ``path`` is below ``folder`` and not that itself. Both canonical."""
+    return path != folder and is_within(path, folder)
 
 
 def depth(path: str) -> int:

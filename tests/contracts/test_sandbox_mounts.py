@@ -123,3 +123,65 @@ def test_private_folders_may_not_lie_where_commands_write(box: Box) -> None:
 
     assert "TMPDIR" in (caught.value.hint or "")
     box.assert_untouched()
+
+
+def start_waiting(box: Box, executor: Executor) -> Path:
+    """A background process that runs until it is ended; returns the file of its output."""
+    output = box.base / "output"
+    argv = ["/bin/bash", "-c", "echo up; sleep 60"]
+    executor.start_background(argv, mode=Mode.WORKSPACE_WRITE, output=str(output), call_id="1")
+    while output.read_bytes() != b"up\n":
+        box.cancellation.wait(0.02)
+    return output
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "hidden"])
+def test_a_background_process_cannot_replace_what_became_protected_after_its_start(box: Box, kind: str) -> None:
+    """It could lead the next command's mounts outside while they are made: it ends first, and its output says why."""
+    workspace = box.base / "without-git"
+    (workspace / "a" / "deep").mkdir(parents=True)
+    secret = workspace / "a" / "secret"
+    executor = box.executor(workspace=workspace, hidden=(secret,))
+    output = start_waiting(box, executor)
+    run(box, executor, "echo x > a/file")
+    assert executor.background() == ["1"]
+    script = {
+        "folder": "mkdir -p .git/objects; echo ref: refs/heads/main > .git/HEAD",
+        "file": "echo gitdir: a/deep > .git",
+        "hidden": "echo x > a/secret",
+    }[kind]
+    run(box, executor, script)
+    result = run(box, executor, "echo y > a/file; cat a/file")
+
+    assert result == b"y\n"
+    assert executor.background() == []
+    assert b"[ended: " in output.read_bytes()
+
+
+def test_a_background_process_runs_on_where_it_can_replace_nothing(box: Box) -> None:
+    """What is protected, hidden or writable by itself was so before it: commands of any mode do not end it."""
+    secret, nested = box.workspace / "src" / "secret", box.workspace / "src" / "nested"
+    secret.write_text("x")
+    nested.mkdir()
+    executor = box.executor(hidden=(secret,), writable=(str(nested),))
+    output = start_waiting(box, executor)
+    for mode in (Mode.WORKSPACE_WRITE, Mode.READ_ONLY, Mode.DANGER_FULL_ACCESS):
+        run(box, executor, "mkdir -p src/inner && git -C src/inner init -q", mode=mode)
+        arguments = {"path": str(box.workspace / "README"), "offset": 1, "limit": 10, "max_bytes": 100}
+        assert executor.worker(mode).call("read", arguments, timeout=20, cancellation=box.cancellation)["ok"]
+
+    assert executor.stop_background() == ["1"]
+    assert output.read_bytes() == b"up\n"
+
+
+def test_a_hidden_path_stays_hidden_when_the_link_to_it_is_replaced(box: Box) -> None:
+    """The link may lie where a command can write; what it led to at the start is what is hidden."""
+    secret = box.outside / "folder"
+    (secret / "key").write_text("top secret")
+    link = box.workspace / "src" / "link"
+    link.symlink_to(secret)
+    executor = box.executor(hidden=(link,))
+    run(box, executor, "ln -sfn /usr src/link; rm -f src/link")
+    output = run(box, executor, 'cat "$1/key"; cat src/link/key', secret)
+
+    assert b"top secret" not in output
