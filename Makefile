@@ -17,8 +17,8 @@ IMAGE ?= nightshift
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(VENV)/.installed-%: pyproject.toml scripts/venv
-	@scripts/venv $(VENV) $*
+$(VENV)/.installed-%: pyproject.toml .ci/venv
+	@.ci/venv $(VENV) $*
 
 demo: $(VENV)/.installed-demo ## Run a whole task on a small repository made on the spot, without a key
 	@$(BIN)/python configs/demo/run.py quick build/demo
@@ -27,7 +27,7 @@ demo-real: $(VENV)/.installed-demo ## The same on a real package from PyPI, with
 	@$(BIN)/python configs/demo/run.py real build/demo-real
 
 test: $(VENV)/.installed-test ## Fast tests with branch coverage
-	@scripts/bubblewrap
+	@.ci/bubblewrap
 	$(PYTEST) -m "not slow and not docker" $(COVERAGE) $(ARGS)
 
 test-all: $(VENV)/.installed-test ## Every test; both sandbox backends and a Docker engine are demanded
@@ -64,10 +64,10 @@ build: $(VENV)/.installed-dev ## Build the wheel and the source distribution int
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
 wheels: $(VENV)/.installed-demo
-	@scripts/wheels $(BIN)/python $(IMAGE_PYTHON) build/wheels
+	@.ci/wheels $(BIN)/python $(IMAGE_PYTHON) build/wheels
 
 image: wheels ## Build the container image (BASE=..., IMAGE_PYTHON=..., IMAGE=...)
-	scripts/image $(BASE) $(IMAGE)
+	.ci/image $(BASE) $(IMAGE)
 
 clean: ## Remove what the other targets made, the virtual environment included
 	rm -rf build dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
