@@ -497,7 +497,7 @@ def test_of_several_values_of_a_key_only_the_last_one_is_judged(folder: Path) ->
     run = load(folder, LIMITED, sets=["limits.steps=500", "limits.steps=10"])
 
     assert run.profile.limits.steps == 10
-    with pytest.raises(ConfigError, match="limits.steps"):
+    with pytest.raises(ConfigError, match=r"limits\.steps"):
         load(folder, LIMITED, sets=["limits.steps=10", "limits.steps=500"])
 
 
