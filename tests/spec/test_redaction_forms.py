@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import subprocess
+import time
 import urllib.parse
 from typing import TYPE_CHECKING
 
@@ -149,3 +150,88 @@ def test_a_secret_too_short_to_be_told_from_text_is_refused(secret: str) -> None
 
     assert not secret or secret not in caught.value.message
     assert Redactor({"MY_KEY": "ééé"}).holds("xéééx")
+
+
+def _wrapped(text: str, columns: int, end: str) -> str:
+    return end.join(text[at : at + columns] for at in range(0, len(text), columns))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\\n", "\\r\\n"], ids=["LF", "CRLF", "LF in JSON", "CRLF in JSON"])
+@pytest.mark.parametrize("columns", [1, 7, 60, 76])
+def test_a_secret_cut_into_lines_is_found(columns: int, end: str) -> None:
+    """As base64 and ``xxd -p`` cut it, at every alignment; what stands around it stays."""
+    redactor = Redactor({"K": SECRET})
+    for before in range(4):
+        raw = b"\xff" * before + SECRET.encode() + b"tail"
+        for written in (base64.b64encode(raw).decode(), raw.hex(), raw.hex().upper()):
+            text, count = redactor.text(f"[{_wrapped(written, columns, end)}]")
+            assert count == 1
+            assert text.startswith("[")
+            assert text.endswith("]")
+            assert not redactor.holds(text)
+
+
+def test_the_tools_of_a_shell_cut_lines_too() -> None:
+    """A key long enough for two lines."""
+    key = PLAIN * 4
+    redactor = Redactor({"MY_KEY": key})
+    for command in ("printf %s $K | base64", "printf xx%s $K | base64", "printf %s $K | od -An -v -tx1 | tr -d ' '"):
+        output = subprocess.run(
+            ["sh", "-c", command], env={"K": key, "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True
+        ).stdout
+        assert "\n" in output.strip()
+        assert redactor.holds(output)
+
+
+def _mixed(text: str) -> str:
+    return "".join(each.upper() if at % 2 else each.lower() for at, each in enumerate(text))
+
+
+def test_hex_digits_may_be_of_either_case() -> None:
+    """In hex, percent-encoding and JSON escapes; letters of the secret itself may not."""
+    redactor = Redactor({"K": SECRET})
+    quoted = re.sub("%..", lambda match: _mixed(match[0]), urllib.parse.quote(SECRET, safe=""))
+    escaped = json.dumps(SECRET)[1:-1].replace("\\u00e9", "\\u00E9")
+    assert "\\u00E9" in escaped
+    for written in (_mixed(SECRET.encode().hex()), quoted, escaped, json.dumps(escaped)[1:-1]):
+        assert redactor.text(f"a {written} b") == ("a [redacted K] b", 1)
+    assert not redactor.holds(SECRET.upper())
+    assert not redactor.holds(urllib.parse.quote(SECRET, safe="").upper())
+
+
+def test_a_form_behind_a_backslash_is_found() -> None:
+    """A backslash before it is no part of a line end, whatever letter the form begins with."""
+    secret = "\x9f\x9f-0123456789"  # a made-up key
+    base = base64.b64encode(b"\0\0" + secret.encode()).decode()
+    forms = [base64.urlsafe_b64encode(b"\0" * offset + secret.encode()).decode() for offset in range(3)]
+    found = [form[at:] for form in [base, *forms] for at in range(5) if Redactor({"K": secret}).holds(form[at:])]
+    assert found
+    for form in found:
+        assert Redactor({"K": secret}).holds(f"C:\\{form}")
+    for first in "nr":
+        assert Redactor({"K": f"{first}-0123456789"}).holds(f"C:\\{first}-0123456789")
+
+
+@pytest.mark.parametrize("text", ["some text and code 0123\n" * 4_000, "QUJDREVG0123abcdef\n" * 5_000])
+def test_looking_for_a_secret_is_cheap(text: str) -> None:
+    """About a millisecond for 100 KB; a pattern of all forms takes a hundred times longer."""
+    redactor = Redactor({"K": SECRET})
+    started = time.process_time()
+    for _ in range(20):
+        redactor.text(text)
+
+    assert (time.process_time() - started) / 20 < 0.01
+
+
+def test_bytes_are_searched_across_pieces() -> None:
+    """Also where they are no text, and behind the marks of a patch's lines."""
+    data = b"\xff\x00" * 50 + _wrapped(base64.b64encode(SECRET.encode()).decode(), 20, "\n").encode() + b"\xfe" * 9
+    for cut in range(len(data)):
+        scan = Redactor({"K": SECRET}).scan()
+        scan.feed(data[:cut])
+        assert scan.feed(data[cut:]) == "K"
+    patch = b"+".join(data.splitlines(keepends=True))
+    assert Redactor({"K": SECRET}).scan().feed(patch) is None
+    assert Redactor({"K": SECRET}).scan(patch=True).feed(patch) == "K"
+    assert Redactor({}).scan().feed(data) is None
+    assert Redactor({"K": "another-key"}).scan(patch=True).feed(data) is None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,3 +53,62 @@ def test_pieces_give_the_same_text_as_the_whole(parts: list[str], cuts: list[int
     shown, count = streamed(pieces)
 
     assert ("".join(shown), count) == REDACTOR.text(whole)
+
+
+KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG\nAASCBKcwggSjAgEAAoIB\nshort\n-----END KEY-----"
+LONG = Redactor({"K": SECRET, "PEM": KEY})
+WRAPPED = "\n".join(base64.encodebytes(b"ab" + SECRET.encode() * 2).decode()[at : at + 9] for at in range(0, 40, 9))
+
+
+PARTS = [SECRET, KEY, KEY[:60], KEY[20:45], WRAPPED, WRAPPED[3:], SECRET.encode().hex(), "\n", "\\", "\\n", "\r", "x"]
+
+
+@pytest.mark.parametrize("size", [1, 5, 20, 21, 42])
+def test_the_last_line_of_a_long_secret_waits_with_the_others(size: int) -> None:
+    """A line that is a secret of its own may be the beginning of the whole one, which ends in a short line."""
+    text = f"key: {KEY}\ndone"
+    shown, count = streamed([text[at : at + size] for at in range(0, len(text), size)], LONG)
+
+    assert "".join(shown) == "key: [redacted PEM]\ndone"
+    assert count == 1
+
+
+def test_a_line_of_a_long_secret_alone_is_replaced_when_no_more_of_it_comes() -> None:
+    """Also at the end of the text."""
+    redactor = Redactor({"TWO": "MIIEvQIBADANBgkqhkiG\nshort"})
+
+    assert streamed(["MIIEvQIBADANBgkqhkiG", "\n", "other"], redactor) == (["", "", "[redacted TWO]\nother", ""], 1)
+    assert streamed(["MIIEvQIBADANBgkqhkiG"], redactor) == (["", "[redacted TWO]"], 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    parts=st.lists(
+        st.sampled_from(
+            [
+                SECRET,
+                KEY,
+                KEY[:60],
+                KEY[20:45],
+                WRAPPED,
+                WRAPPED[3:],
+                SECRET.encode().hex(),
+                "\n",
+                "\\",
+                "\\n",
+                "\r",
+                "x",
+            ]
+        ),
+        max_size=5,
+    ),
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+)
+def test_pieces_of_long_and_wrapped_secrets_give_the_same_text_as_the_whole(parts: list[str], cuts: list[int]) -> None:
+    """However they are cut."""
+    whole = "".join(parts)
+    ends = sorted({min(cut, len(whole)) for cut in cuts} | {len(whole)})
+    pieces = [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    shown, count = streamed(pieces, LONG)
+
+    assert ("".join(shown), count) == LONG.text(whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import resource
 import shutil
 import subprocess
@@ -207,3 +208,17 @@ def test_an_export_that_cannot_be_written_is_reported(artifacts: Path, tmp_path:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["artifacts"]
+
+
+def test_large_members_that_hardly_get_smaller_are_stored(artifacts: Path, tmp_path: Path) -> None:
+    """A cancelled run has seconds for its end; text is compressed whatever its size."""
+    dense = random.Random(1).randbytes(3_000_000)
+    (artifacts / "spill" / "dense.txt").write_text(dense.hex())
+    (artifacts / "spill" / "text.txt").write_bytes(b"the same line again\n" * 400_000)
+    (artifacts / "spill" / "small.txt").write_text(dense[:1_000_000].hex())
+    export_zip(artifacts, tmp_path / "a.zip")
+
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        kinds = {name: archive.getinfo(f"spill/{name}.txt").compress_type for name in ("dense", "text", "small")}
+        assert archive.read("spill/dense.txt").decode() == dense.hex()
+    assert kinds == {"dense": zipfile.ZIP_STORED, "text": zipfile.ZIP_DEFLATED, "small": zipfile.ZIP_DEFLATED}

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from runner.agent.settings import CompactionSpec
-from runner.compaction.spill import Spill, SpillStore
+from runner.compaction.spill import CANCELLED_BYTES, Spill, SpillStore
 from runner.errors import StorageError
 from runner.messages import text_of
 from runner.redaction import Redactor
 from runner.session.tokens import cautious
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from runner.messages import ImageBlock, JsonObject, TextBlock
     from runner.tools.pipeline import Finalized
 
@@ -305,3 +307,51 @@ def test_tools_can_ask_for_pages_that_do_not_spill(tmp_path: Path) -> None:
     for window in (8_000, 32_000, 128_000, 1_000_000):
         spill = _spill(tmp_path, window)
         assert not _finalize(spill, "[note]\n" + "x" * spill.page_bytes).truncated
+
+
+def _cancellable(directory: Path, cancelled: Callable[[], bool]) -> Spill:
+    store = SpillStore(str(directory / "spill"))
+    return Spill(store, spec=CompactionSpec(), window=WIDE, redactor=Redactor({}), cancelled=cancelled)
+
+
+@pytest.mark.parametrize("piece", [b"line\n", b"\xff\0\n", "ä".encode()], ids=["text", "bytes", "wide"])
+def test_a_cancelled_run_keeps_the_beginning_of_a_long_output(tmp_path: Path, piece: bytes) -> None:
+    """The rest of the run waits for it; how much is missing is said."""
+    overflow = tmp_path / "overflow"
+    overflow.write_bytes(piece * (30_000_000 // len(piece)))
+    size = overflow.stat().st_size
+
+    final = _finalize(_cancellable(tmp_path, lambda: True), "", overflow=overflow)
+
+    kept = _kept(tmp_path, final)
+    [left] = re.findall(r"\[(\d+) more bytes of the output were not kept, since the run was cancelled\]", _text(final))
+    assert size - int(left) == CANCELLED_BYTES
+    assert len(kept) >= CANCELLED_BYTES // 2
+    assert kept.encode().startswith(piece) is (b"\xff" not in piece)
+    assert not overflow.exists()
+
+
+def test_a_cancellation_is_seen_while_a_long_output_is_read(tmp_path: Path) -> None:
+    """At its next block, not at its end."""
+    overflow = tmp_path / "overflow"
+    overflow.write_bytes(b"\xff" * 40_000_000)
+    asked: list[int] = []
+
+    def cancelled() -> bool:
+        asked.append(1)
+        return len(asked) > 10
+
+    final = _finalize(_cancellable(tmp_path, cancelled), "", overflow=overflow)
+
+    assert "26000000 more bytes of the output were not kept" in _text(final)
+
+
+def test_a_run_that_is_not_cancelled_keeps_all(tmp_path: Path) -> None:
+    """To the last byte, and nothing is said."""
+    overflow = tmp_path / "overflow"
+    overflow.write_bytes(b"line\n" * 2_000_000)
+
+    final = _finalize(_cancellable(tmp_path, lambda: False), "", overflow=overflow)
+
+    assert final.bytes == 10_000_000
+    assert "not kept" not in _text(final)
