@@ -26,7 +26,7 @@ def small_window(window: int = 10_000, **compaction: Any) -> dict[str, Any]:
     model = {"provider": "scripted", "model": "scripted", "script": "task.script.yaml", "context_window": window}
     return {
         "model": {**model, "max_output_tokens": 500},
-        "compaction": {"min_output": 200, "summary_at": 0.5, **compaction},
+        "compaction": {"min_output": 200, "summary_at": 0.55, **compaction},
     }
 
 
@@ -53,7 +53,7 @@ def test_old_results_are_pruned_first_and_just_enough(
 ) -> None:
     """Over the threshold the oldest long result is cut to head and tail; the recent two steps stay."""
     workspace = make_repo(files(*[3_900] * 5))
-    profile = small_window(prune_over=2_000, prune_head=1_000, prune_tail=200)
+    profile = small_window(summary_at=0.52, prune_over=2_000, prune_head=1_000, prune_tail=200)
     task = scripted_task([*(read(f"f{n}.txt") for n in range(5)), DONE], profile=profile)
 
     finished = run_nightshift("run", task, "--workspace", workspace)
