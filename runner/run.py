@@ -290,7 +290,7 @@ def _build_executor(run: _Run) -> Executor:
             run.environ, spec, home=str(run.state / "home"), tmp=str(run.state / "tmp"), secrets=run.secrets
         ),
         "readable": run.workspace.readable,
-        "protected": run.workspace.counterparts(run.spec.defining_files),
+        "protected": (*run.workspace.counterparts(run.spec.defining_files), *run.workspace.git_links),
     }
     tightens = any(rule.mode is not None for rule in profile.policy.rules)
     if profile.mode is not Mode.DANGER_FULL_ACCESS or spec.require or tightens:

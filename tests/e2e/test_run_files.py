@@ -14,7 +14,7 @@ import pytest
 from runner.messages import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from conftest import Finished, MakeRepo, Nightshift, ScriptedTask
 
@@ -151,3 +151,28 @@ def test_a_bare_run_whose_agent_deletes_the_workspace_is_told_so(
     assert finished.exit_code == 1
     assert "doctor" not in finished.stderr
     assert not workspace.exists()
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "landlock"])
+def test_the_git_link_of_a_submodule_cannot_be_changed(
+    backend: str, run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo, git: Callable[..., str]
+) -> None:
+    """An agent that could point it elsewhere would choose the configuration git runs with next time."""
+    other = make_repo(name="other")
+    workspace = make_repo()
+    git(workspace, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other), "sub")
+    git(workspace, "commit", "--quiet", "--message", "A submodule")
+    before = (workspace / "sub/.git").read_text()
+    command = "echo 'gitdir: evil' > sub/.git; rm -f sub/.git; mv sub moved; echo ok > sub/README.md; cat sub/README.md"
+    task = scripted_task(
+        [{"calls": [{"tool": "shell", "args": {"command": command}}]}, {"text": "Done."}],
+        profile={"sandbox": {"backend": backend}},
+    )
+
+    finished = run_nightshift("run", task, "--workspace", workspace)
+
+    assert (workspace / "sub/.git").read_text() == before
+    assert (workspace / "sub/README.md").read_text() == "ok\n"
+    # A patch cannot carry what is in a submodule, and that is said.
+    assert (finished.exit_code, finished.result["code"]) == (1, "TASK_FAILED")
+    assert "submodule" in finished.result["error"]["message"]
