@@ -26,6 +26,7 @@ from runner.session.events import ArtifactWritten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import IO
 
     from runner.artifacts.facts import RunFold
     from runner.artifacts.patch import PatchInfo
@@ -168,17 +169,29 @@ class ArtifactStore:
         try:
             with target.open("rb") as file:
                 digest, size = _digest(file.fileno(), scan)
-            if scan.found is not None:
+                found = scan.found or self._found_in_binaries(file)
+            if found is not None:
                 target.unlink()
         except OSError as error:
             raise StorageError(f"{target} cannot be read: {error.strerror}") from error
-        if scan.found is not None:
+        if found is not None:
             raise RunnerError(
-                f"{PATCH_NAME} is withheld: the changes hold the secret {scan.found}",
+                f"{PATCH_NAME} is withheld: the changes hold the secret {found}",
                 code=ErrorCode.TASK_FAILED,
                 hint="the agent wrote the secret into the workspace: take it out there, and revoke it if others saw it",
             )
         return self._add(Artifact(PATCH_NAME, PATCH_NAME, digest, size), logged=True)
+
+    def _found_in_binaries(self, patch: IO[bytes]) -> str | None:
+        """The secret that a file in the patch holds which git takes for no text, and compresses."""
+        from runner.artifacts.binary import binary_contents
+
+        patch.seek(0)
+        scan = self.redactor.scan()
+        for piece in binary_contents(patch):
+            if scan.feed(piece) is not None:
+                break
+        return scan.found
 
     def _add(self, artifact: Artifact, *, logged: bool) -> Artifact:
         if logged:

@@ -119,7 +119,15 @@ _END = """\
 The directory has mode 0700, its files 0600. It must be absent or empty and lie outside the workspace and
 `sandbox.writable`. Order at the end: `changes.patch` and the declared outputs, `run/end`, the reports out of the log,
 the final seal, the ZIP, `result.json`. Each file written before the seal has its `artifact/written` event. A declared
-output is opened beneath the workspace without following a link; it must be a regular file of at most 100 MB."""
+output is opened beneath the workspace without following a link; it must be a regular file of at most 100 MB.
+
+No artifact holds a known secret. In the log and in what is made from it the secret's name stands in its place. A
+patch or a declared output that holds one, in any form the redactor knows, binary files of a patch included, is
+withheld whole, since without the secret it would be another file: the run ends with TASK_FAILED, the reason names
+the secret, and the files stay in the workspace (a copy or a worktree is kept, and its path is said).
+
+After a signal a long output of a command is kept up to where it had been read, at least its first 4 MB, and the
+result says how much is missing. Members of the ZIP over 4 MiB that hardly get smaller are stored as they are."""
 
 _PATCH = """\
 `changes.patch` applies with `git apply --index` to the recorded base and gives the recorded tree; that is checked

@@ -6,8 +6,10 @@ import base64
 import hashlib
 import json
 import os
+import random
 import stat
 import zipfile
+import zlib
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -254,6 +256,42 @@ def test_a_patch_that_holds_a_secret_is_withheld(store: ArtifactStore, line: str
     assert caught.value.hint
     assert names(store) == []
     assert not (store.directory / "changes.patch").exists()
+
+
+@pytest.mark.parametrize("before", [b"", bytes(200_000)])
+def test_a_secret_in_a_binary_file_of_a_patch_is_found(store: ArtifactStore, tmp_path: Path, before: bytes) -> None:
+    """Git compresses it; a new file whole, a changed one as a difference. A patch without it is published."""
+    work = tmp_path / "work"
+    work.mkdir()
+    start = before + random.Random(1).randbytes(5_000) + b"\0"
+    (work / "data.bin").write_bytes(start)
+    workspace = prepare_workspace(str(work), state=tmp_path / "state")
+    (work / "fine.bin").write_bytes(start + b"fine")
+    make_patch(workspace.snapshot, store.directory / "changes.patch")
+    assert b"GIT binary patch" in (store.directory / "changes.patch").read_bytes()
+    store.add_patch()
+
+    for name in ("data.bin", "new.bin"):
+        (work / name).write_bytes(start + SECRET.encode() + b"\0end")
+        make_patch(workspace.snapshot, store.directory / "changes.patch")
+        with pytest.raises(RunnerError, match="hold the secret KEY"):
+            store.add_patch()
+        (work / name).write_bytes(start)
+
+
+def test_a_long_line_hides_no_binary_file(store: ArtifactStore) -> None:
+    """Where a piece of a line is read that looks like the beginning of a binary part, none begins."""
+    packed = zlib.compress(SECRET.encode())
+    line = (
+        chr(len(packed) + (64 if len(packed) < 27 else 70))
+        + base64.b85encode(packed + bytes(-len(packed) % 4)).decode()
+    )
+    text = "+" + "x" * (65_536 - 1) + "GIT binary patch\n" + "+" + "x" * (65_536 - 1) + "literal 9\n"
+    real = f"GIT binary patch\nliteral {len(SECRET)}\n{line}\n\nliteral 0\nHcmV?d00001\n\n"
+    (store.directory / "changes.patch").write_text(text + real)
+
+    with pytest.raises(RunnerError, match="hold the secret KEY"):
+        store.add_patch()
 
 
 def test_the_report_holds_no_secret(store: ArtifactStore) -> None:
