@@ -161,7 +161,8 @@ def test_one_pair_of_events_stands_for_every_validated_call(line: Line) -> None:
 
     asked, decided = line.records()
     assert asked["type"] == "approval/asked"
-    assert asked["data"] == {"id": "a1", "callId": "c1", "toolName": "echo"}
+    nothing = {"command": None, "paths": None, "escalation": None, "reason": None}
+    assert asked["data"] == {"id": "a1", "callId": "c1", "toolName": "echo", **nothing}
     assert decided["type"] == "approval/decided"
     assert decided["data"] == {"id": "a1", "outcome": "allowed-once", "rule": "yes"}
 
@@ -279,6 +280,8 @@ def test_a_policy_that_throws_denies_and_is_logged(line: Line) -> None:
         "toolName": "echo",
         "command": "echo",
         "paths": {"read": ["/r"], "write": ["/w"]},
+        "escalation": None,
+        "reason": None,
     }
     assert decided == {"id": "undecided-c1", "outcome": "rejected", "rule": "default", "by": "policy"}
 
