@@ -99,7 +99,8 @@ class Event(metaclass=_EventMeta):
     """Envelope of every event.
 
     ``seq`` counts from 0 without gaps, ``time`` is epoch milliseconds; both are -1 until the
-    log appends the event. ``extra`` keeps fields of ``data`` that the table does not know.
+    log appends the event. ``extra`` keeps fields of ``data`` that the table does not know, ``omitted``
+    names those that we always write and that a line read did without.
     """
 
     seq: int = _envelope(default=-1)
@@ -107,6 +108,7 @@ class Event(metaclass=_EventMeta):
     source_event_seqs: list[int] | None = _envelope(default=None)
     surface_op: str | JsonObject | None = _envelope(default=None)
     extra: JsonObject | None = _envelope(default=None)
+    omitted: tuple[str, ...] = _envelope(default=())
 
     TYPE: ClassVar[str] = ""
     WRITER: ClassVar[str] = ""
@@ -121,6 +123,7 @@ class Event(metaclass=_EventMeta):
         self.source_event_seqs = values.pop("source_event_seqs", None)
         self.surface_op = values.pop("surface_op", "append" if self.SURFACE else None)
         self.extra = values.pop("extra", None)
+        self.omitted = values.pop("omitted", ())
         for field in self.FIELDS:
             if field.attribute in values:
                 setattr(self, field.attribute, values.pop(field.attribute))
@@ -141,7 +144,7 @@ class Event(metaclass=_EventMeta):
         data: JsonObject = {}
         for field in self.FIELDS:
             value = getattr(self, field.attribute)
-            if value is not None or field.required or field.always:
+            if value is not None or field.required or (field.always and field.attribute not in self.omitted):
                 data[field.name] = value
         if self.extra:
             data.update(self.extra)
@@ -726,5 +729,6 @@ def event_from_record(record: JsonObject) -> Event:
         source_event_seqs=record.get("sourceEventSeqs"),
         surface_op=record.get("surfaceOp"),
         extra=rest or None,
+        omitted=tuple(field.attribute for field in cls.FIELDS if field.always and field.name not in data),
         **values,
     )
