@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runner.errors import SIGNAL_EXIT_CODES, SOFT_FAIL_CLASSES, ConfigError, ErrorCode
-from runner.messages import tool_calls_of
 from runner.record import field, record, replace
 from runner.session import events as ev
 
@@ -381,7 +380,8 @@ class OutcomeFold:
     def _assistant_message(self, event: ev.AssistantMessage) -> None:
         text = answer_text(event)
         # An empty answer that ends a turn is the final one; what was said before it is no answer.
-        if text.strip() or not tool_calls_of(event.message):
+        calls = any(block.get("type") == "tool-call" for block in _blocks(event.message))
+        if text.strip() or not calls:
             self._final_message = text if text.strip() else None
 
     def _tool_call(self, event: ev.ToolCall) -> None:

@@ -217,11 +217,10 @@ def test_approvals_are_counted_by_decision() -> None:
     assert (approvals.asked, approvals.allowed, approvals.denied) == (5, 1, 3)
 
 
-def test_the_final_message_is_the_last_answer_with_text() -> None:
-    """An empty answer does not wipe out what was said."""
-    outcome = derive_outcome(completed(answer("first"), answer("done"), answer("")))
-
-    assert outcome.final_message == "done"
+def test_the_final_message_is_what_the_last_answer_says() -> None:
+    """What was said beside a call stands until an answer comes; an empty answer says nothing."""
+    assert derive_outcome(completed(answer("first"), answer("done"))).final_message == "done"
+    assert derive_outcome(completed(answer("I look."), answer(""))).final_message is None
     assert derive_outcome(completed()).final_message is None
 
 
