@@ -1,4 +1,4 @@
-"""JSON Schemas and reference tables of ``result.json`` and ``usage.json``, from one field table each.
+"""JSON Schemas of ``result.json``, ``usage.json`` and log events, and reference tables, from one field table each.
 
 A tool for working on this project: ``python -m runner.artifacts.schema --write`` writes
 ``configs/schema``, ``--check`` fails when a file there is not what the tables say. Pure apart from that.
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.messages import JsonObject
+    from runner.session.events import Event
 
 SCHEMA_VERSION = 1
 """``schemaVersion`` of both files; rises when a field changes its meaning or goes."""
@@ -88,10 +89,53 @@ def build_schemas() -> dict[str, JsonObject]:
     from runner.artifacts.usage import USAGE_FIELDS
 
     tables = {"result": RESULT_FIELDS, "usage": USAGE_FIELDS}
-    return {
+    schemas = {
         f"{name}.schema.json": {"$schema": _DIALECT, "title": f"nightshift {name}.json", **object_schema(fields)}
         for name, fields in tables.items()
     }
+    return {**schemas, "event.schema.json": event_schema()}
+
+
+def event_schema() -> JsonObject:
+    """The schema of one event line of a session log, from the field tables of the vocabulary.
+
+    The header line and packed rows of deltas are other lines. Fields that a table does not know are allowed,
+    as they are when a log is read.
+    """
+    from runner.session.events import EVENT_TYPES
+
+    return {
+        "$schema": _DIALECT,
+        "title": "nightshift session log: one event",
+        "type": "object",
+        "required": ["type", "seq", "time", "data"],
+        "properties": {
+            "type": {"type": "string"},
+            "seq": {"type": "integer", "minimum": 0},
+            "time": {"type": "number"},
+            "ignorable": {"const": True},
+            "data": {"type": "object"},
+            "sourceEventSeqs": {"type": "array", "items": {"type": "integer"}},
+            "surfaceOp": {"type": ["string", "object"]},
+        },
+        "allOf": [_event_rule(cls) for name, cls in sorted(EVENT_TYPES.items()) if not name.endswith("*")],
+    }
+
+
+def _event_rule(cls: type[Event]) -> JsonObject:
+    """What holds for the lines of one type."""
+    properties = {
+        field.name: {} if field.kind == "any" else {"type": field.kind if field.required else [field.kind, "null"]}
+        for field in cls.FIELDS
+    }
+    required = [field.name for field in cls.FIELDS if field.required]
+    then: JsonObject = {"properties": {"data": {"required": required, "properties": properties}}}
+    if cls.SURFACE:
+        then["required"] = ["surfaceOp"]
+    else:
+        then["not"] = {"required": ["surfaceOp"]}
+    meaning = (cls.__doc__ or "").partition("\n")[0]
+    return {"description": meaning, "if": {"properties": {"type": {"const": cls.TYPE}}}, "then": then}
 
 
 def field_rows(fields: Sequence[Field], prefix: str = "") -> Iterator[tuple[str, str, str]]:

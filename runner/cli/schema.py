@@ -11,7 +11,7 @@ import click
 def command(name: str, as_json: bool) -> None:  # noqa: ARG001  # see its help
     """Print the JSON Schema NAME.
 
-    Formats of files: task, profile, policy, script. Formats of output: plan, result, usage.
+    Formats of files: task, profile, policy, script. Formats of output: plan, result, usage, event.
     """
     from runner.config.load import unknown_name
     from runner.config.shape import shipped_directory

@@ -94,3 +94,19 @@ def test_the_reference_lists_every_field_with_its_path() -> None:
 
     assert {"`usage.cacheHitRate`", "`artifacts[].sha256`", "`error.hint`"} <= set(keys)
     assert any(isinstance(part, str) and "changes.patch" in part for part in reference_parts())
+
+
+def test_the_schema_of_events_takes_real_logs_and_refuses_what_the_table_does_not_allow() -> None:
+    """Every plain event line of a recorded log of another harness fits; a wrong type and a wrong place do not."""
+    validator = jsonschema_rs.validator_for(build_schemas()["event.schema.json"])
+    recorded = Path(__file__).resolve().parents[1] / "golden/dsh/rich.jsonl"
+    lines = [json.loads(line) for line in recorded.read_text(encoding="utf-8").splitlines()]
+    events = [line for line in lines if "seq" in line]
+
+    assert len(events) > 100
+    assert [line["type"] for line in events if not validator.is_valid(line)] == []
+    turn = {"type": "turn/start", "seq": 1, "time": 1, "data": {"turn": 1}}
+    assert validator.is_valid(turn)
+    assert not validator.is_valid({**turn, "data": {"turn": "1"}})
+    assert not validator.is_valid({**turn, "data": {}})
+    assert not validator.is_valid({**turn, "surfaceOp": "append"})
