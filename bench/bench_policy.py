@@ -63,7 +63,7 @@ def main() -> None:
         facts = CallFacts("shell", text)
 
         def decision(facts: CallFacts = facts) -> object:
-            return decide(policy, facts, workspace="/work/space", mode=Mode.WORKSPACE_WRITE, trust=Trust.TRUSTED)
+            return decide(policy, facts, workspace="/srv/space", mode=Mode.WORKSPACE_WRITE, trust=Trust.TRUSTED)
 
         row = (
             microseconds(lambda text=text: lex(text, strict=False)),
@@ -73,9 +73,9 @@ def main() -> None:
         )
         shown = text if len(text) <= 60 else f"{text[:59]}…"
         print("{:7.0f} {:7.0f} {:8.0f} {:7.0f}  {!r}".format(*row, shown))
-    read = CallFacts("read_file", read=("/work/space/src/app.py",))
+    read = CallFacts("read_file", read=("/srv/space/src/app.py",))
     cost = microseconds(
-        lambda: decide(policy, read, workspace="/work/space", mode=Mode.WORKSPACE_WRITE, trust=Trust.TRUSTED)
+        lambda: decide(policy, read, workspace="/srv/space", mode=Mode.WORKSPACE_WRITE, trust=Trust.TRUSTED)
     )
     print(f"{'':24} {cost:7.0f}  read_file")
 

@@ -13,7 +13,7 @@ from runner.config.load import Document, Mark
 from runner.config.policy import build_policy
 from runner.permission import Mode, Trust
 
-WORKSPACE = "/work/space"
+WORKSPACE = "/srv/space"
 TOOLS = ("shell", "read_file", "write_file", "edit_file", "glob", "grep", "todo", "unknown")
 
 words = st.sampled_from(["ls", "git", "push", "-C", "--all", "a", "pytest", "*", "a*", "?", "[ab]", "[", "./x", "env"])
@@ -77,7 +77,7 @@ pieces = st.sampled_from([
 texts = st.lists(pieces, max_size=8).map("".join) | st.text(max_size=20)
 paths = st.sampled_from(["a", "a.py", "src/x", "src/gen/x", ".env", ".git/config", "../x", "", "src"]).map(
     lambda path: f"{WORKSPACE}/{path}"
-) | st.sampled_from(["/etc/passwd", "/", "relative", "", "/work/space/", "//x"])
+) | st.sampled_from(["/etc/passwd", "/", "relative", "", "/srv/space/", "//x"])
 path_lists = st.lists(paths, max_size=3).map(tuple)
 
 

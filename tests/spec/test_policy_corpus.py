@@ -40,7 +40,7 @@ def test_each_line_of_the_corpus_is_decided_as_it_says(policy: str, group: str, 
     decision = decide(
         corpus_policy(policy),
         CallFacts("shell", text),
-        workspace="/work/space",
+        workspace="/srv/space",
         mode=Mode.WORKSPACE_WRITE,
         trust=Trust.TRUSTED,
     )

@@ -12,7 +12,7 @@ from runner.config.policy import load_policy
 from runner.config.shape import demand
 from runner.permission import Mode, Trust
 
-WORKSPACE = "/work/space"
+WORKSPACE = "/srv/space"
 
 ALLOW: dict[str, Any] = {"decision": "allow"}
 DENY: dict[str, Any] = {"decision": "deny"}
@@ -149,7 +149,7 @@ def test_a_call_of_a_path_tool_needs_every_path_allowed() -> None:
     ("glob", "matching", "others"),
     [
         ("src/**", ["src/a", "src/a/b", "src/.hidden"], ["src", "srcs/a", "other", "/src/a"]),
-        ("**", ["a", ".git/config", "a/b"], ["/etc/passwd", "/work/spaces/a", "/work"]),
+        ("**", ["a", ".git/config", "a/b"], ["/etc/passwd", "/srv/spaces/a", "/srv"]),
         ("*.py", ["a.py", ".py"], ["src/a.py", "a.pyc"]),
         ("**/*.py", ["a.py", "x/y/a.py"], ["a.txt"]),
         ("src/**/test_*.py", ["src/test_a.py", "src/x/y/test_a.py"], ["src/a.py", "test_a.py"]),
@@ -157,7 +157,7 @@ def test_a_call_of_a_path_tool_needs_every_path_allowed() -> None:
         ("{a,b}/*.{md,txt}", ["a/x.md", "b/y.txt"], ["c/x.md", "a/x.py"]),
         ("./src/*", ["src/a"], ["src/a/b"]),
         ("/etc/**", ["/etc/hosts"], ["etc/hosts", "/etcetera"]),
-        ("/work/space/src/*", ["src/a"], ["a"]),
+        ("/srv/space/src/*", ["src/a"], ["a"]),
         ("a\nb", ["a\nb"], ["a"]),
     ],
 )
