@@ -28,7 +28,7 @@ demo-real: $(VENV)/.installed-demo ## The same on a real package from PyPI, with
 
 test: $(VENV)/.installed-test ## Fast tests with branch coverage
 	@.ci/bubblewrap
-	$(PYTEST) -m "not slow and not docker" $(COVERAGE) $(ARGS)
+	$(PYTEST) -m "not slow and not docker" $(if $(ARGS),$(ARGS),$(COVERAGE))
 
 test-all: $(VENV)/.installed-test ## Every test; both sandbox backends and a Docker engine are demanded
 	$(PYTEST) --require-backend bubblewrap,landlock $(ARGS)

@@ -7,6 +7,7 @@ directory is complete after any end: what breaks becomes a cause, never a missin
 from __future__ import annotations
 
 import platform
+import shutil
 import tempfile
 import time
 import uuid
@@ -19,7 +20,6 @@ from runner.outcome import cancelled_by, cause_of, exit_status
 from runner.permission import Mode
 from runner.record import field, mutable_record, record
 from runner.redaction import Redactor
-from runner.sandbox.base import BARE
 from runner.session import events as ev
 from runner.session.log import SessionLog
 from runner.session.store import default_root
@@ -97,6 +97,7 @@ class _Run:
     backend: Backend | None = None
     executor: Executor | None = None
     hidden: tuple[str, ...] = ()
+    checked: tuple[int, PatchInfo | None] | None = None
     unsaved: bool = False
     causes: list[Cause] = field(default_factory=list)
 
@@ -245,6 +246,7 @@ def _work(run: _Run, provider: Provider) -> None:
         append=run.log.append,
         redact=lambda text: run.redactor.text(text)[0],
         new_id=run.new_id,
+        before=lambda: _patch_before_checks(run),
     )
     agent = build_agent(
         run.spec,
@@ -313,7 +315,7 @@ def _open_session(run: _Run, *, tools: Sequence[Any]) -> None:
 
     profile, executor = run.spec.profile, run.executor
     sandbox = {
-        "backend": executor.backend_name if executor else BARE,
+        "backend": executor.backend_name if executor else None,
         "mode": profile.mode.value,
         "network": "on" if profile.sandbox.network else "off",
         "notEnforced": list(executor.not_enforced(profile.mode)) if executor else [],
@@ -398,9 +400,29 @@ def _finish(run: _Run) -> FinishedRun:
     return _publish_without_log(run, store, failed[0], patch)
 
 
+def _patch_before_checks(run: _Run) -> None:
+    """Make the patch before checks run: what they write is not the agent's."""
+    with _Collected([]):  # a failure comes again at the end, where it counts
+        run.checked = (run.fold.outcome.steps, _make_patch(run, run.state / "checked.patch"))
+
+
 def _write_patch(run: _Run, store: ArtifactStore) -> PatchInfo | None:
-    """Write ``changes.patch``, confined when an agent may have written to the tree."""
-    from runner.artifacts.patch import PATCH_NAME, make_patch
+    """Write ``changes.patch``: the one made before the checks, if the agent did nothing since."""
+    from runner.artifacts.patch import PATCH_NAME
+
+    target = run.directory / PATCH_NAME
+    if run.checked is not None and run.checked[0] == run.fold.outcome.steps:
+        patch = run.checked[1]
+        shutil.move(run.state / "checked.patch", target)
+    else:
+        patch = _make_patch(run, target)
+    store.add_patch()
+    return patch
+
+
+def _make_patch(run: _Run, target: Path) -> PatchInfo | None:
+    """Write a patch, confined when an agent may have written to the tree."""
+    from runner.artifacts.patch import make_patch
     from runner.cancellation import Cancellation
     from runner.workspace import plain_git
     from runner.workspace.confined import confined_git
@@ -419,11 +441,9 @@ def _write_patch(run: _Run, store: ArtifactStore) -> PatchInfo | None:
                 hidden=run.hidden,
                 timeout=CANCELLED_FINISH_SECONDS if cancelled else FINISH_SECONDS,
             )
-        patch = make_patch(run.workspace.snapshot, run.directory / PATCH_NAME, run_git=run_git)
+        return make_patch(run.workspace.snapshot, target, run_git=run_git)
     finally:
         ending.close()
-    store.add_patch()
-    return patch
 
 
 def _publish(run: _Run, store: ArtifactStore, outcome: Outcome, patch: PatchInfo | None) -> FinishedRun:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,9 @@ def main(arguments: list[str]) -> int:
         return 2
     # The sandbox keeps PATH, so `python` in there is the interpreter of this environment, which has pytest.
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    exit_code = subprocess.run(
+    # Ctrl-C reaches nightshift as well, which seals its log; this process only waits for it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    exit_code = subprocess.Popen(
         [
             Path(sys.executable).with_name("nightshift"),
             "run",
@@ -90,8 +93,7 @@ def main(arguments: list[str]) -> int:
         ],
         env=environment,
         stdin=subprocess.DEVNULL,
-        check=False,
-    ).returncode
+    ).wait()
     report(artifacts, exit_code)
     return exit_code
 
@@ -183,7 +185,7 @@ def report_lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     calls, approvals, patch = result["toolCalls"], result["approvals"], result["patch"]
     lines = [
         ("outcome", f"{result['code']}, exit code {result['exitCode']}"),
-        ("sandbox", f"{result['sandbox']['backend']}, {result['sandbox']['mode']}"),
+        ("sandbox", f"{result['sandbox']['backend'] or 'none was chosen'}, {result['sandbox']['mode']}"),
         ("calls", f"{calls['total']} tool calls, {approvals['denied']} denied by policy"),
     ]
     lines += [("check", f"{check['name']} {'passed' if check['passed'] else 'failed'}") for check in result["checks"]]

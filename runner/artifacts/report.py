@@ -262,7 +262,10 @@ def _sandbox(facts: Facts) -> list[str]:
     if facts.redactions:
         lines.append(f"- known secrets taken out of the log: {facts.redactions}")
     missing = [str(name) for name in sandbox.get("notEnforced") or ()]
-    if sandbox.get("backend") in (None, "none"):
+    if sandbox.get("backend") is None:
+        lines[0] = "- backend: none was chosen; no command ran"
+        return ["## Sandbox", "\n".join(lines)]
+    if sandbox["backend"] == "none":
         lines.append("- **commands ran without a sandbox**")
     if missing:
         lines.append("- **not enforced here**: " + ", ".join(code_span(name) for name in missing))

@@ -67,9 +67,14 @@ def check_artifacts_dir(path: str | Path, workspace: str, writable: Sequence[str
         ConfigError: It is a link, no directory, not empty, or lies where the agent may write.
     """
     path = Path(path)
-    if path.is_symlink():
-        raise ConfigError(f"--artifacts {path}: is a link", hint=f"name the directory itself: {os.path.realpath(path)}")
-    real = os.path.realpath(path)
+    try:
+        linked, real = path.is_symlink(), os.path.realpath(path)
+    except OSError as error:
+        raise ConfigError(
+            f"--artifacts {path}: cannot be reached: {error.strerror}", hint="name another directory with --artifacts"
+        ) from None
+    if linked:
+        raise ConfigError(f"--artifacts {path}: is a link", hint=f"name the directory itself: {real}")
     for root in (workspace, *writable):
         if is_inside(real, root):
             what = "the workspace" if root == workspace else f"the writable directory {root}"

@@ -353,6 +353,8 @@ def _context_texts(task: Effective, workspace: str, reader: Reader) -> tuple[str
 
 
 def _context_file(workspace: str, name: str, reader: Reader) -> bytes:
+    if "\0" in name:
+        raise ConfigError("the name of a file holds a NUL")
     path = Path(workspace) / name
     top = reader.under_test(path)
     if top is not None:

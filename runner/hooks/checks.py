@@ -105,6 +105,7 @@ class ChecksHook(Hook):
         append: Writes an event.
         redact: Takes secrets out of what a check printed, before anybody sees it.
         new_id: Gives message ids.
+        before: Called before the checks run, while the workspace is as the agent left it.
         attempts: Attempts an earlier part of the session made, by name: all that failed.
     """
 
@@ -118,6 +119,7 @@ class ChecksHook(Hook):
         append: Callable[[Event], object],
         redact: Callable[[str], str],
         new_id: Callable[[], str],
+        before: Callable[[], object] = lambda: None,
         attempts: Mapping[str, int] | None = None,
     ) -> None:
         self._checks = checks
@@ -127,6 +129,7 @@ class ChecksHook(Hook):
         self._append = append
         self._redact = redact
         self._new_id = new_id
+        self._before = before
         self._attempts = dict(attempts or {})
         self._failures = dict(attempts or {})
 
@@ -146,6 +149,7 @@ class ChecksHook(Hook):
         Raises:
             SandboxError: SANDBOX_UNAVAILABLE, the sandbox broke.
         """
+        self._before()
         results: list[CheckResult] = []
         for check in self._checks:
             if self._cancellation.cancelled:

@@ -259,7 +259,7 @@ def open_session(reference: str, *, environ: Mapping[str, str] | None = None) ->
     path = Path(reference)
     if not os.path.lexists(reference):
         root = default_root(os.environ if environ is None else environ)
-        if not _ID.fullmatch(reference) or not (root / reference).is_dir():
+        if not _ID.fullmatch(reference) or not os.path.isdir(root / reference):  # noqa: PTH112  # never raises
             raise ConfigError(
                 f"there is no session {reference!r}: neither a path nor an id under {root}",
                 hint="name an artifacts directory, a .jsonl, a .jsonl.zst or .zstd, or an exported ZIP",

@@ -159,6 +159,8 @@ def test_without_a_sandbox_the_run_exits_3_before_the_first_request(
 
     assert finished.exit_code == 3, finished.stderr
     assert finished.result["code"] == "SANDBOX_UNAVAILABLE"
+    assert finished.result["sandbox"]["backend"] is None
+    assert "no command ran" in (finished.artifacts / "summary.md").read_text()
     assert "bubblewrap" in finished.stderr
     assert "landlock" in finished.stderr
     assert finished.events_of("request/sent", "step/start") == []
@@ -392,6 +394,29 @@ def test_a_required_patch_that_was_not_made_exits_14(
 
     assert finished.exit_code == 14, finished.stderr
     assert finished.result["patch"] is None
+    assert_whole(finished, run_nightshift)
+
+
+@pytest.mark.parametrize("works", [False, True], ids=["an idle agent", "an agent that works"])
+def test_what_a_check_writes_is_not_the_agents_change(
+    works: bool, run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
+) -> None:
+    """NO_CHANGES for an idle agent; else the patch holds the agent's files and nothing of the check's."""
+    responses = [write("src/a.txt", "two\n"), DONE] if works else [DONE]
+    task = scripted_task(
+        responses,
+        task={
+            "outputs": {"patch": {"required": True}},
+            "checks": [{"name": "junk", "run": "echo junk > src/junk.txt"}],
+        },
+    )
+
+    finished = run_nightshift("run", task, "--workspace", make_repo({"src/a.txt": "one\n"}))
+
+    assert finished.exit_code == (0 if works else 14), finished.stderr
+    patch = (finished.artifacts / "changes.patch").read_text()
+    assert "junk" not in patch
+    assert ("+two" in patch) is works
     assert_whole(finished, run_nightshift)
 
 

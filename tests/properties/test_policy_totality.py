@@ -176,9 +176,13 @@ def test_what_is_said_beforehand_holds(some: list[dict[str, Any]], facts: CallFa
     """A cell that says deny or allow is right about every call; a rule called unreachable is never named."""
     policy = policy_of(some)
     list(notes(policy))
-    facts = CallFacts(facts.tool, facts.command if facts.tool == "shell" else None, facts.read, facts.write)
-    if facts.tool == "shell":
-        facts = CallFacts("shell", facts.command or "ls")
+    # Only calls that the tools can make: a reading tool writes nothing, and the other way round.
+    facts = CallFacts(
+        facts.tool,
+        (facts.command or "ls") if facts.tool == "shell" else None,
+        facts.read if facts.tool in {"read_file", "edit_file", "glob", "grep"} else (),
+        facts.write if facts.tool in {"write_file", "edit_file"} else (),
+    )
     cells = {(cell.tool, cell.mode, cell.trust): cell for cell in table(policy, tools=[facts.tool])}
 
     for mode in Mode:
