@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.approvals.words import COMMAND_TOOLS, KNOWN_TOOLS, READ_TOOLS
+from runner.approvals.words import COMMAND_TOOLS, KNOWN_TOOLS, READ_TOOLS, SEARCH_TOOLS, WRITE_TOOLS
 from runner.permission import Mode, Trust
 from runner.record import record
 
@@ -120,13 +120,17 @@ def _covers(deny: Rule, allow: Rule) -> bool:
             and all(any(_wider(wide, narrow) for wide in deny.commands) for narrow in allow.commands)
         )
     )
-    only_shell = allow.tools is not None and allow.tools <= {*COMMAND_TOOLS}
-    return words and (only_shell or _covers_paths(deny, allow))
+    only_shell = allow.tools <= {*COMMAND_TOOLS} if allow.tools else allow.paths is None and not allow.by_tool
+    return words and (only_shell or deny.by_tool or (_needs_paths(allow) and _covers_paths(deny, allow)))
+
+
+def _needs_paths(allow: Rule) -> bool:
+    """Whether a rule matches no call without paths; ``read_file`` of a spilled result is one, and tools of others."""
+    with_paths = {*COMMAND_TOOLS, *SEARCH_TOOLS, *WRITE_TOOLS}
+    return not allow.names_tool or (allow.tools is not None and allow.tools <= with_paths)
 
 
 def _covers_paths(deny: Rule, allow: Rule) -> bool:
-    if deny.any_command and deny.paths is None:
-        return True
     if deny.paths is None or allow.paths is None or deny.paths.excluded:
         return False
     return all(

@@ -176,12 +176,17 @@ def test_what_is_said_beforehand_holds(some: list[dict[str, Any]], facts: CallFa
     """A cell that says deny or allow is right about every call; a rule called unreachable is never named."""
     policy = policy_of(some)
     list(notes(policy))
-    # Only calls that the tools can make: a reading tool writes nothing, and the other way round.
+    # Only calls that the tools can make: a reading tool writes nothing, an edit reads what it writes, and all but
+    # the reading of a spilled result names a path.
+    needed = f"{WORKSPACE}/a"
+    reads, writes = facts.read, facts.write or (needed,)
     facts = CallFacts(
         facts.tool,
         (facts.command or "ls") if facts.tool == "shell" else None,
-        facts.read if facts.tool in {"read_file", "edit_file", "glob", "grep"} else (),
-        facts.write if facts.tool in {"write_file", "edit_file"} else (),
+        {"read_file": reads, "edit_file": writes, "glob": reads or (needed,), "grep": reads or (needed,)}.get(
+            facts.tool, ()
+        ),
+        writes if facts.tool in {"write_file", "edit_file"} else (),
     )
     cells = {(cell.tool, cell.mode, cell.trust): cell for cell in table(policy, tools=[facts.tool])}
 
