@@ -14,18 +14,18 @@ import hashlib
 import json
 import os
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.artifacts.patch import PATCH_NAME
 from runner.artifacts.report import render_summary
 from runner.artifacts.result import build_result, write_file, write_result
-from runner.errors import ConfigError, ErrorCode, RunnerError, StorageError
+from runner.errors import ErrorCode, RunnerError, StorageError
 from runner.record import record, replace
 from runner.session.events import ArtifactWritten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
     from typing import IO
 
     from runner.artifacts.facts import RunFold
@@ -69,47 +69,6 @@ class MissingOutput:
 
     def __str__(self) -> str:
         return f"{self.path} ({self.reason})"
-
-
-def check_artifacts_dir(path: str | Path, workspace: str, writable: Sequence[str] = ()) -> None:
-    """Check where the artifacts shall go; makes nothing.
-
-    Args:
-        path: Where they shall be; absent or an empty directory.
-        workspace: Canonical path of the workspace.
-        writable: Canonical further roots that the agent may write.
-
-    Raises:
-        ConfigError: CONFIG_INVALID, it lies where the agent may write, holds the workspace, is not empty, or
-            is no directory.
-    """
-    from runner.config.directories import check_artifacts_dir as check_directory
-
-    absolute = Path(path).absolute()
-    check_directory(absolute, workspace, writable)
-    if Path(workspace).is_relative_to(absolute.resolve()):
-        raise ConfigError(
-            f"--artifacts {path}: holds the workspace {workspace}", hint="name a directory outside, or leave it out"
-        )
-
-
-def prepare_artifacts_dir(path: Path, *, workspace: str, writable: Sequence[str] = ()) -> Path:
-    """Make the artifacts directory, 0700, or take an empty one; returns its canonical path.
-
-    Folders above it that are missing are made 0700 too, whatever the umask.
-
-    Raises:
-        ConfigError: CONFIG_INVALID, see ``check_artifacts_dir``.
-        StorageError: STORAGE_FAILED, it cannot be made.
-    """
-    check_artifacts_dir(path, workspace, writable)
-    try:
-        for missing in (*(each for each in reversed(path.parents) if not each.exists()), path):
-            missing.mkdir(mode=0o700, exist_ok=True)
-        path.chmod(0o700)
-    except OSError as error:
-        raise StorageError(f"the artifacts directory {path} cannot be made: {error.strerror}") from error
-    return path.resolve()
 
 
 class ArtifactStore:
@@ -381,8 +340,6 @@ __all__ = [
     "Artifact",
     "ArtifactStore",
     "MissingOutput",
-    "check_artifacts_dir",
     "open_beneath",
-    "prepare_artifacts_dir",
     "publish",
 ]

@@ -37,7 +37,7 @@ def command(task: str | None, artifacts: str | None, as_json: bool, **options: A
     if artifacts is not None:
         from pathlib import Path
 
-        from runner.config.resolve import check_artifacts_dir
+        from runner.config.directories import check_artifacts_dir
 
         check_artifacts_dir(Path.cwd() / artifacts, spec.task.workspace.path, spec.profile.sandbox.writable)
     report = plan_report(spec, os.environ)

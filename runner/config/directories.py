@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.config.trust import is_inside
-from runner.errors import ConfigError
+from runner.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,18 +55,19 @@ def _homes(environ: Mapping[str, str]) -> set[str]:
     return {os.path.realpath(home) for home in homes if home}
 
 
-def check_artifacts_dir(path: str | Path, workspace: str, writable: Sequence[str]) -> None:
-    """Check a directory for artifacts before a run.
+def check_artifacts_dir(path: str | Path, workspace: str, writable: Sequence[str] = ()) -> None:
+    """Check where the artifacts of a run shall go; makes nothing.
 
     Args:
-        path: Absolute path; it must be absent or an empty directory.
+        path: Where they shall be; absent or an empty directory.
         workspace: Canonical path of the workspace.
         writable: Canonical paths of further writable directories.
 
     Raises:
-        ConfigError: It is a link, no directory, not empty, or lies where the agent may write.
+        ConfigError: CONFIG_INVALID, it is a link, no directory, not empty, lies where the agent may write, or
+            holds the workspace.
     """
-    path = Path(path)
+    path = Path(path).absolute()
     try:
         linked, real = path.is_symlink(), os.path.realpath(path)
     except OSError as error:
@@ -82,6 +83,11 @@ def check_artifacts_dir(path: str | Path, workspace: str, writable: Sequence[str
                 f"--artifacts {path}: lies in {what}, where the agent could change it",
                 hint="name a directory outside, or leave --artifacts out",
             )
+    if is_inside(workspace, real):
+        raise ConfigError(
+            f"--artifacts {path}: holds the workspace {workspace}",
+            hint="name a directory outside, or leave --artifacts out",
+        )
     try:
         with os.scandir(real) as entries:
             taken = next(entries, None) is not None
@@ -95,3 +101,25 @@ def check_artifacts_dir(path: str | Path, workspace: str, writable: Sequence[str
         ) from None
     if taken:
         raise ConfigError(f"--artifacts {path}: is not empty", hint="name a directory that is empty or absent")
+
+
+def prepare_artifacts_dir(path: Path, *, workspace: str, writable: Sequence[str] = ()) -> Path:
+    """Make the artifacts directory, 0700, or take an empty one; returns its canonical path.
+
+    Folders above it that are missing are made 0700 too, whatever the umask.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, see ``check_artifacts_dir``.
+        StorageError: STORAGE_FAILED, it cannot be made.
+    """
+    check_artifacts_dir(path, workspace, writable)
+    try:
+        for missing in (*(each for each in reversed(path.parents) if not each.exists()), path):
+            missing.mkdir(mode=0o700, exist_ok=True)
+        path.chmod(0o700)
+    except OSError as error:
+        raise StorageError(
+            f"the artifacts directory {path} cannot be made: {error.strerror}",
+            hint="make it writable, free space there, or name another directory with --artifacts",
+        ) from error
+    return path.resolve()

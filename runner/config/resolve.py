@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runner.approvals.words import KNOWN_TOOLS
-from runner.config.directories import check_artifacts_dir, check_directory
+from runner.config.directories import check_directory
 from runner.config.effective import Effective, digest
 from runner.config.inputs import InputSource, fill, parse_assignments, references, template_problems
 from runner.config.load import Document, Mark, config_error, dotted, read_file
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from runner.config.load import Location
 
-__all__ = ["DEFAULT_PROFILE", "check_artifacts_dir", "load_run"]
+__all__ = ["DEFAULT_PROFILE", "load_run"]
 
 DEFAULT_PROFILE: Final = "review"
 """Shipped profile of a run that names none: it writes nothing."""

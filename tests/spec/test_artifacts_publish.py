@@ -19,11 +19,10 @@ from runner.artifacts.facts import RunFold
 from runner.artifacts.patch import PatchInfo, make_patch
 from runner.artifacts.publish import (
     ArtifactStore,
-    check_artifacts_dir,
     open_beneath,
-    prepare_artifacts_dir,
     publish,
 )
+from runner.config.directories import check_artifacts_dir, prepare_artifacts_dir
 from runner.errors import ConfigError, ErrorCode, RunnerError, StorageError
 from runner.redaction import Redactor
 from runner.session import events as ev

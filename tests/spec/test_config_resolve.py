@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runner.config.resolve import check_artifacts_dir, load_run
+from runner.config.directories import check_artifacts_dir
+from runner.config.resolve import load_run
 from runner.errors import ConfigError, ErrorCode
 
 if TYPE_CHECKING:
