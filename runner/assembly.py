@@ -168,7 +168,7 @@ def build_agent(
         registry=registry,
         mode=profile.mode,
         resolve=resolver.resolve,
-        emit=log.append,
+        emit=log.append_many,
         finalizer=spill,
         clock=clock,
         timeout=call_timeout,

@@ -11,11 +11,12 @@ import re
 
 _CONTROL = "\x7f-\x9f"
 _DIRECTION = "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
-_ACTIVE = re.compile(f"[\x00-\x08\x0b-\x1f{_CONTROL}{_DIRECTION}\ud800-\udfff]")
-_ACTIVE_IN_JSON = re.compile(f"[{_CONTROL}{_DIRECTION}\ud800-\udfff]")
+# Compiled at first use, which is after a run has begun its first request.
+_ACTIVE = f"[\x00-\x08\x0b-\x1f{_CONTROL}{_DIRECTION}\ud800-\udfff]"
+_ACTIVE_IN_JSON = f"[{_CONTROL}{_DIRECTION}\ud800-\udfff]"
 # GitHub cuts all white space off before it looks. Within one line, so that blank lines cost nothing.
-_COMMAND_START = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
-_COMMAND_ANYWHERE = re.compile(r"##(?=[a-zA-Z]*\[)")
+_COMMAND_START = r"(?m)^([^\S\n]*):(?=:)"
+_COMMAND_ANYWHERE = r"##(?=[a-zA-Z]*\[)"
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -25,8 +26,8 @@ def _escape(found: re.Match[str]) -> str:
 
 def neutral_text(text: str) -> str:
     """``text`` with controls as escapes (newlines and tabs stay) and commands of CI systems broken up."""
-    text = _ACTIVE.sub(_escape, text.replace("\r\n", "\n"))
-    return _COMMAND_ANYWHERE.sub(r"#\\#", _COMMAND_START.sub(r"\1:\\", text))
+    text = re.sub(_ACTIVE, _escape, text.replace("\r\n", "\n"))
+    return re.sub(_COMMAND_ANYWHERE, r"#\\#", re.sub(_COMMAND_START, r"\1:\\", text))
 
 
 def neutral_line(text: str) -> str:
@@ -36,5 +37,5 @@ def neutral_line(text: str) -> str:
 
 def neutral_json(text: str) -> str:
     """JSON text with the same value in which nothing is active; its strings hold what may be."""
-    text = _ACTIVE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-    return _COMMAND_ANYWHERE.sub(r"#\\u0023", text)
+    text = re.sub(_ACTIVE_IN_JSON, lambda found: f"\\u{ord(found[0]):04x}", text)
+    return re.sub(_COMMAND_ANYWHERE, r"#\\u0023", text)

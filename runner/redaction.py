@@ -69,24 +69,43 @@ def _digits(escape: str) -> int:
     return 2 if escape[0] == "%" else 4
 
 
-class _Views:
-    """A text as the kinds of forms are looked for in it, each made when it is first needed."""
+class _Kind(NamedTuple):
+    """The forms of one kind, each with its place among all forms.
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._made: dict[tuple[bool, bool], bytes] = {}
+    Attributes:
+        wrapped: As in ``_Form``.
+        folded: As in ``_Form``.
+        forms: Places and bytes.
+        doubtful: Those that begin with n or r, which may stand behind a backslash that has nothing to do with it.
+    """
 
-    def holds(self, form: _Form) -> bool:
-        """Whether the form may be there; False is certain."""
-        key = (form.wrapped, form.folded)
-        view = self._made.get(key)
-        if view is None:
-            view = self._data
-            if form.wrapped and (b"\n" in view or b"\\n" in view):
-                view = view.translate(None, b"\r\n").replace(b"\\r", b"").replace(b"\\n", b"")
-            view = self._made[key] = view.lower() if form.folded else view
-        # A form that begins with n or r may stand behind a backslash that has nothing to do with it.
-        return form.data in view or (form.wrapped and form.text[0] in "nr" and form.data in self._data)
+    wrapped: bool
+    folded: bool
+    forms: list[tuple[int, bytes]]
+    doubtful: list[tuple[int, bytes]]
+
+    def found(self, data: bytes) -> list[int]:
+        """Places of the forms that may be in ``data``; one that is left out is certainly not there."""
+        view = data
+        broken = self.wrapped and (b"\n" in data or b"\\n" in data)
+        if broken:
+            view = data.translate(None, b"\r\n").replace(b"\\r", b"").replace(b"\\n", b"")
+        if self.folded:
+            view = view.lower()
+        found = [place for place, form in self.forms if form in view]
+        if broken:
+            found += [place for place, form in self.doubtful if form in data and place not in found]
+        return found
+
+
+def _kinds(forms: Sequence[_Form]) -> list[_Kind]:
+    kinds: dict[tuple[bool, bool], _Kind] = {}
+    for place, form in enumerate(forms):
+        kind = kinds.setdefault((form.wrapped, form.folded), _Kind(form.wrapped, form.folded, [], []))
+        kind.forms.append((place, form.data))
+        if form.wrapped and form.text[0] in "nr":
+            kind.doubtful.append((place, form.data))
+    return list(kinds.values())
 
 
 class Redactor:
@@ -113,6 +132,8 @@ class Redactor:
                 forms.setdefault((text, wrapped, folded), form)
         # Longest first, so that a form that begins like another one is replaced whole.
         self._forms = sorted(forms.values(), key=lambda form: len(form.text), reverse=True)
+        self._kinds = _kinds(self._forms)
+        self._shortest = min((len(form.text) for form in self._forms), default=0)
         self._patterns: dict[tuple[int, ...], re.Pattern[str]] = {}
         # Most characters that a secret takes, an end of a line behind each of them.
         self._reach = max(
@@ -156,11 +177,14 @@ class Redactor:
 
     def _search(self, text: str) -> tuple[re.Pattern[str], Callable[[re.Match[str]], str]] | None:
         """What finds and what replaces the forms that may be in ``text``, None if there are none."""
-        if not self._forms:
+        if not self._forms or len(text) < self._shortest:
             return None
-        views = _Views(text.encode("utf-8", "surrogatepass"))
-        found = [index for index, form in enumerate(self._forms) if views.holds(form)]
+        found = self._present(text.encode("utf-8", "surrogatepass"))
         return self._pattern(found) if found else None
+
+    def _present(self, data: bytes) -> list[int]:
+        """Places of the forms that may be in ``data``, in the order of the forms."""
+        return sorted(place for kind in self._kinds for place in kind.found(data))
 
     def _pattern(self, found: Sequence[int]) -> tuple[re.Pattern[str], Callable[[re.Match[str]], str]]:
         key = tuple(found)
@@ -318,13 +342,11 @@ class SecretScan:
         return self.found
 
     def _find(self, data: bytes) -> str | None:
-        views = _Views(data)
         redactor = self._redactor
-        for index, form in enumerate(redactor._forms):  # noqa: SLF001  # likewise
-            if views.holds(form):
-                pattern, _ = redactor._pattern([index])  # noqa: SLF001  # likewise
-                if pattern.search(data.decode("utf-8", "surrogateescape")):
-                    return form.name
+        for place in redactor._present(data):  # noqa: SLF001  # likewise
+            pattern, _ = redactor._pattern([place])  # noqa: SLF001  # likewise
+            if pattern.search(data.decode("utf-8", "surrogateescape")):
+                return redactor._forms[place].name  # noqa: SLF001  # likewise
         return None
 
 

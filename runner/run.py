@@ -6,8 +6,10 @@ directory is complete after any end: what breaks becomes a cause, never a missin
 
 from __future__ import annotations
 
-import platform
+import gc
+import os
 import shutil
+import sys
 import tempfile
 import time
 import uuid
@@ -122,8 +124,7 @@ def run_task(
             result can be written. Every other end is in the returned result.
     """
     from runner.artifacts.facts import RunFold
-    from runner.artifacts.publish import prepare_artifacts_dir
-    from runner.config.directories import check_artifacts_dir
+    from runner.config.directories import check_artifacts_dir, prepare_artifacts_dir
     from runner.providers.registry import build_provider, load_secrets
     from runner.workspace.isolation import prepare_workspace
     from runner.workspace.removal import remove_tree
@@ -263,6 +264,7 @@ def _work(run: _Run, provider: Provider) -> None:
         paranoid=run.options.paranoid,
         open_session=lambda tools: _open_session(run, tools=tools),
     )
+    gc.enable()  # off since the process began, for nothing of what is imported is ever garbage
     with _WallClock(agent.budget.wall_left(), run.cancellation):
         agent.loop.run()
 
@@ -329,8 +331,8 @@ def _open_session(run: _Run, *, tools: Sequence[Any]) -> None:
                 tools_digest=digest(list(tools)),
                 versions={
                     "nightshift": __version__,
-                    "python": platform.python_version(),
-                    "os": f"{platform.system()} {platform.release()}",
+                    "python": ".".join(map(str, sys.version_info[:3])),
+                    "os": f"{os.uname().sysname} {os.uname().release}",
                 },
                 base=run.workspace.base.as_json(),
                 sandbox=sandbox,

@@ -118,4 +118,4 @@ class Hook:
         return ()
 
     def observe(self, event: Event) -> None:
-        """See one event that was written."""
+        """See one event that was written; of a streamed block only its start and its end, where it is whole."""

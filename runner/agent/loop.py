@@ -258,15 +258,13 @@ class Loop:
         self.append(ev.StepStart(turn=self.turn, step=self.step))
         try:
             self._budget.charge("steps", 1)
-            for message in [*messages, *self._limit_notices(reserved)]:
-                self.append(
-                    ev.UserMessage(
-                        content=list(message["content"]),
-                        source=message["source"],
-                        role=message["role"],
-                        id=message["id"],
-                    )
+            notices = self._limit_notices(reserved)
+            self._log.append_many(
+                ev.UserMessage(
+                    content=list(message["content"]), source=message["source"], role=message["role"], id=message["id"]
                 )
+                for message in (*messages, *notices)
+            )
             answer, finish = self._request_answer()
             if finish == "length":
                 return {"kind": "max-tokens"}

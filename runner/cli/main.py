@@ -6,6 +6,7 @@ Expected errors are one message with a code and a hint on stderr. Data goes to s
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import os
 import sys
@@ -85,6 +86,8 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"runner.cli.{cmd_name}").command
+        if cmd_name != "run":  # which imports more before it begins
+            gc.enable()
         _add_options(command)
         return command
 

@@ -17,20 +17,20 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import ConfigError, ProviderError
-from runner.providers.sockets import Backend, CancelledRequestError, Exchange, reason_of
 
-# httpx imports its own command line wherever rich and pygments happen to be installed, which costs more
-# than the rest of it. None in the table of modules bars exactly that import; httpx has a fallback for it.
-_BARRED = "httpx._main"
-if _BARRED not in sys.modules:
-    sys.modules[_BARRED] = None  # type: ignore[assignment]  # how Python spells "not to be imported"
+# Two imports that are of no use here and cost much, barred in the way Python has for it; both are optional.
+# httpx imports its own command line wherever rich and pygments happen to be installed; httpcore imports anyio.
+_BARRED = [name for name in ("httpx._main", "anyio") if name not in sys.modules]
+sys.modules |= dict.fromkeys(_BARRED)  # type: ignore[arg-type]  # None is how Python spells "not to be imported"
 
 import httpcore  # noqa: E402  # below the bar above
 import httpx  # noqa: E402  # below the bar above
 import httpx_sse  # noqa: E402  # imports httpx
 
-if sys.modules.get(_BARRED) is None:
-    sys.modules.pop(_BARRED, None)
+from runner.providers.sockets import Backend, CancelledRequestError, Exchange, reason_of  # noqa: E402  # imports httpcore
+
+for _name in _BARRED:
+    del sys.modules[_name]
 
 if TYPE_CHECKING:
     import ssl

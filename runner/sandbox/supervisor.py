@@ -419,11 +419,22 @@ def children_of(pid: int) -> list[int]:
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                found += map(int, file.read().split())
+            found += map(int, _content(f"/proc/{pid}/task/{task}/children").split())
     except OSError:
         return found if os.path.exists("/proc/thread-self/children") else _children_by_scan(pid)
     return found
+
+
+def _content(path: str) -> bytes:
+    """All of a file of /proc; a plain descriptor, since this is asked for after every command."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.read(descriptor, 65536)
+        while more := os.read(descriptor, 65536):
+            found += more
+        return found
+    finally:
+        os.close(descriptor)
 
 
 def _children_by_scan(parent: int) -> list[int]:
@@ -435,8 +446,7 @@ def _children_by_scan(parent: int) -> list[int]:
 def parent_and_session(pid: int) -> tuple[int, int] | None:
     """Parent and session of a process, None when it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:
         return None
     return int(fields[1]), int(fields[3])

@@ -34,7 +34,7 @@ _PLAIN_READ = 256 * 1024
 _ZSTD_READ = 1024  # bytes of a frame that can stand for at most 32 MiB of content
 _MAX_WINDOW = 64 * 1024 * 1024
 _MIN_ROW = 3
-_LONE_SURROGATES = re.compile("[\ud800-\udfff]")
+_LONE_SURROGATES = "[\ud800-\udfff]"  # compiled when it is needed, which is hardly ever
 _MAX_INTEGER, _MIN_INTEGER = 2**64 - 1, -(2**63)
 
 
@@ -53,6 +53,8 @@ _ROWS = (
 )
 _BY_ROW = {kind.row: kind for kind in _ROWS}
 _BY_DELTA = {kind.delta: kind for kind in _ROWS}
+DELTAS = frozenset(_BY_DELTA)
+"""Types of the chunks that hold a piece of a block."""
 
 
 # --- lines -------------------------------------------------------------------------------------
@@ -84,7 +86,7 @@ def encode_exact(record: JsonObject) -> bytes | None:
 def clean(value: Any) -> Any:
     """A copy of a JSON value that can be written: lone surrogates become U+FFFD, huge integers floats."""
     if isinstance(value, str):
-        return _LONE_SURROGATES.sub("\ufffd", value)
+        return re.sub(_LONE_SURROGATES, "\ufffd", value)
     if isinstance(value, dict):
         return {clean(key): clean(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

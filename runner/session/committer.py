@@ -1,7 +1,7 @@
 """The one background thread of the process that serves session logs.
 
-It brings logs to stable storage when asked to, and writes held chunks whose time is over. It sleeps
-while nothing is due and never holds its own lock while it calls a log.
+It writes held chunks and brings logs to stable storage when their time has come. It sleeps while
+nothing is due and never holds its own lock while it calls a log.
 """
 
 from __future__ import annotations
@@ -14,66 +14,50 @@ from typing import Protocol
 class Served(Protocol):
     """What the committer needs of a log."""
 
-    hold_until: float | None
-    """Monotonic time at which held chunks must be written, None when none are held."""
+    @property
+    def due(self) -> float | None:
+        """Monotonic time at which the log must be served, None when there is nothing to do."""
+        ...
 
-    def write_overdue(self) -> None:
-        """Write the held chunks if their time is over. Never raises a RunnerError."""
-
-    def sync(self) -> None:
-        """Bring what is written to stable storage. Never raises a RunnerError."""
+    def serve(self) -> None:
+        """Do what is due. Never raises a RunnerError."""
 
 
 class Committer:
-    """Queue of syncs and deadlines; the thread starts with the first of them."""
+    """Waits for the first of the times at which logs are due; the thread starts with the first of them."""
 
     def __init__(self) -> None:
         self._wake = threading.Condition()
-        self._syncs: set[Served] = set()
         self._watched: set[Served] = set()
         self._sleeps_until: float | None = None
         self._thread: threading.Thread | None = None
 
-    def schedule(self, log: Served) -> None:
-        """Call ``sync`` of ``log`` soon."""
-        with self._wake:
-            self._syncs.add(log)
-            self._start()
-            self._wake.notify()
-
     def watch(self, log: Served) -> None:
-        """Call ``write_overdue`` of ``log`` when its ``hold_until`` is reached."""
+        """Call ``serve`` of ``log`` when it is due."""
         with self._wake:
             self._watched.add(log)
-            self._start()
-            if self._sleeps_until is None:  # else it wakes before this log's time and looks again
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="session-log-committer", daemon=True)
+                self._thread.start()
+            due = log.due
+            if due is not None and (self._sleeps_until is None or due < self._sleeps_until):
                 self._wake.notify()
-
-    def _start(self) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="session-log-committer", daemon=True)
-            self._thread.start()
 
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not self._syncs and not self._overdue():
+                while not (ready := self._ready()):
                     self._sleep()
-                syncs, overdue = self._syncs, self._overdue()
-                self._syncs = set()
-            for log in overdue:
-                log.write_overdue()
-            for log in syncs:
-                log.sync()
+            for log in ready:
+                log.serve()
 
-    def _overdue(self) -> list[Served]:
+    def _ready(self) -> list[Served]:
         now = monotonic()
-        return [log for log in self._watched if (until := log.hold_until) is not None and until <= now]
+        return [log for log in self._watched if (due := log.due) is not None and due <= now]
 
     def _sleep(self) -> None:
-        self._watched = {log for log in self._watched if log.hold_until is not None}
-        self._sleeps_until = min(
-            (until for log in self._watched if (until := log.hold_until) is not None), default=None
-        )
+        times = {log: due for log in self._watched if (due := log.due) is not None}
+        self._watched = set(times)
+        self._sleeps_until = min(times.values(), default=None)
         self._wake.wait(None if self._sleeps_until is None else max(0.0, self._sleeps_until - monotonic()))
         self._sleeps_until = None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from runner.session.events import Event
 
 HOLD_MS = 200
-"""Longest time a chunk waits to be written, in milliseconds."""
+"""Longest time a chunk waits to be written, and a scheduled sync to be done, in milliseconds."""
 
 _HOLD_BYTES = 1024 * 1024  # text of held deltas; escaped it may be six times as long, under the line limit
 _PACK_FROM = 128 * 1024  # decoded bytes since the last packing, from which it is worth it
@@ -58,15 +58,16 @@ _sync_data = getattr(os, "fdatasync", os.fsync)
 class SessionLog:
     """The writer of one session log. Made by ``create`` or ``reopen``; safe to use from several threads.
 
-    ``observers`` are called with every event once it is written (a chunk: once it has its seq), in
-    order, in the thread that wrote it. What they raise goes to the writer. ``hold_until`` is the
-    committer's: when held chunks must be written.
+    ``observers`` are called with every event once it is written (a chunk: once it has its seq; not with
+    the deltas of a block, which comes whole at its end), in order, in the thread that wrote it. What they
+    raise goes to the writer.
     """
 
     def __init__(self, path: Path, descriptor: int, *, clock: Callable[[], int]) -> None:
         self.path = path
         self.observers: list[Callable[[Event], None]] = []
-        self.hold_until: float | None = None
+        self._hold_until: float | None = None
+        self._sync_at: float | None = None
         self._clock = clock
         self._descriptor = descriptor
         self._lock = threading.RLock()
@@ -226,10 +227,10 @@ class SessionLog:
             if late or self._held_bytes > _HOLD_BYTES or chunk.get("type") == "block-end":
                 self._put_held()
                 self._flush()
-            elif self.hold_until is None:
-                self.hold_until = monotonic() + HOLD_MS / 1000
+            elif self._hold_until is None:
+                self._hold_until = monotonic() + HOLD_MS / 1000
                 _committer.watch(self)
-            if self.observers:
+            if chunk["type"] not in codec.DELTAS:
                 self._notify(held.event())
             return held.seq
 
@@ -305,7 +306,7 @@ class SessionLog:
 
     def _put_held(self) -> None:
         if self._held:
-            held, self._held, self._held_bytes, self.hold_until = self._held, [], 0, None
+            held, self._held, self._held_bytes, self._hold_until = self._held, [], 0, None
             for record in codec.pack(held):
                 self._put(codec.encode_line(record))
 
@@ -313,15 +314,26 @@ class SessionLog:
         self._pending.append(self._encoder.flush(_FLUSH_BLOCK))
         self._write()
 
-    def write_overdue(self) -> None:
-        """Write the held chunks if their time is over; a failure shows at the next append. For the committer."""
+    @property
+    def due(self) -> float | None:
+        """Monotonic time at which held chunks must be written or a scheduled sync done. For the committer."""
+        hold, sync = self._hold_until, self._sync_at
+        return hold if sync is None else sync if hold is None else min(hold, sync)
+
+    def serve(self) -> None:
+        """Do what is due; a failure shows at the next append. For the committer."""
+        now = monotonic()
         with self._lock:
             if self._failure is not None or self._closed:
-                self.hold_until = None
-            elif self.hold_until is not None and self.hold_until <= monotonic():
+                self._hold_until = self._sync_at = None
+                return
+            if self._hold_until is not None and self._hold_until <= now:
                 with suppress(StorageError):  # kept in _failure
                     self._put_held()
                     self._flush()
+            sync = self._sync_at is not None and self._sync_at <= now
+        if sync:
+            self.sync()
 
     def _write(self) -> None:
         data = memoryview(b"".join(self._pending))
@@ -368,19 +380,24 @@ class SessionLog:
             self._check_usable()
 
     def schedule_sync(self) -> None:
-        """Bring what is written to stable storage in the background; a failure shows at the next append.
+        """Bring what is written to stable storage in the background, after ``HOLD_MS`` at the latest.
+
+        A barrier that comes before does it at once. A failure shows at the next append.
 
         Raises:
             StorageError: STORAGE_FAILED, the log has failed already.
         """
         with self._lock:
             self._check_usable()
-        _committer.schedule(self)
+            if self._sync_at is None:
+                self._sync_at = monotonic() + HOLD_MS / 1000
+                _committer.watch(self)
 
     def sync(self) -> None:
-        """Bring what is written to stable storage; a failure shows at the next append. For the committer."""
+        """Bring what is written to stable storage; a failure shows at the next append."""
         with self._sync_lock:
             with self._lock:
+                self._sync_at = None
                 written, done = self._written, self._written == self._synced and self._directory_synced
                 if done or self._closed or self._failure is not None:
                     return

@@ -190,7 +190,7 @@ class Pipeline:
         registry: The agent's tools.
         mode: The run's permission mode.
         resolve: The policy: decides on the facts of a call and gives the pair of events that says so.
-        emit: Appends an event to the session log.
+        emit: Appends events to the session log.
         finalizer: The last stage.
         clock: Monotonic seconds.
         timeout: Seconds the next call may take at most.
@@ -206,7 +206,7 @@ class Pipeline:
         registry: Registry,
         mode: Mode,
         resolve: Resolve,
-        emit: Callable[[Event], object],
+        emit: Callable[[Sequence[Event]], object],
         finalizer: Finalizer,
         clock: Callable[[], float],
         timeout: Callable[[], float],
@@ -383,8 +383,7 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001  # whatever it was, it is not a permission
             diagnostics.warning("the policy could not decide", tool=call["name"], error=repr(error))
             resolution = _undecided(call, facts)
-        self._emit(resolution.asked)
-        self._emit(resolution.decided)
+        self._emit((resolution.asked, resolution.decided))
         decision = resolution.decision
         if not decision.allowed:
             raise _Refused("policy", ErrorCode.POLICY_DENIED, _policy_reason(decision))

@@ -85,7 +85,7 @@ class Bench:
             registry=self.registry,
             mode=self.mode,
             resolve=self._resolve,
-            emit=self.events.append,
+            emit=self.events.extend,
             finalizer=self.spill,
             clock=time.monotonic,
             timeout=lambda: self.timeout,

@@ -235,17 +235,17 @@ def test_a_flood_of_chunks_is_written_in_bounded_lines(log: SessionLog) -> None:
 
 
 def test_observers_see_every_event_once_and_in_order(log: SessionLog) -> None:
-    """Chunks, single events, groups and seals; each with its seq."""
+    """Single events, groups, seals and chunks, except for the pieces of a block; each with its seq."""
     seen: list[tuple[int, str]] = []
     log.observers.append(lambda event: seen.append((event.seq, event.TYPE)))
 
+    log.append_chunk(1, 1, {"type": "block-end", "index": 0, "block": {"type": "text", "text": "a"}})
     log.append_chunk(1, 1, delta("a"))
     log.append(ev.StepEnd(turn=1, step=1))
     log.append_many([ev.TurnEnd(turn=1, reason={"kind": "completed"}), ev.TurnStart(turn=2)])
     log.seal()
 
-    types = ["assistant/chunk", "step/end", "turn/end", "turn/start", "log/seal"]
-    assert seen == list(enumerate(types))
+    assert seen == [(0, "assistant/chunk"), (2, "step/end"), (3, "turn/end"), (4, "turn/start"), (5, "log/seal")]
 
 
 def test_a_group_is_written_up_to_the_event_that_is_refused(log: SessionLog) -> None:

@@ -95,7 +95,7 @@ class Line:
             "registry": self.registry,
             "mode": Mode.WORKSPACE_WRITE,
             "resolve": self._resolve,
-            "emit": self.events.append,
+            "emit": self.events.extend,
             "finalizer": Plain(),
             "clock": lambda: next(ticks) * 0.25,
             "timeout": lambda: 7.5,
@@ -419,7 +419,7 @@ def test_a_broken_sandbox_ends_the_run(line: Line) -> None:
 def test_a_log_that_cannot_be_written_stops_the_call(line: Line) -> None:
     """Without its approval in the log a call does not run."""
 
-    def emit(_event: Event) -> None:
+    def emit(_events: Sequence[Event]) -> None:
         raise StorageError("disk full")
 
     line = Line(emit=emit)

@@ -94,7 +94,7 @@ class Reply:
             registry=Registry([Work("read", self._work, safe=True), Work("write", self._work, safe=False)]),
             mode=Mode.WORKSPACE_WRITE,
             resolve=_resolve,
-            emit=self.log.append,
+            emit=self.log.append_many,
             finalizer=self.finalizer,
             clock=time.monotonic,
             timeout=lambda: 10.0,
