@@ -103,8 +103,10 @@ def imports(settings: Settings) -> str:
         place.work.mkdir()
         subprocess.run(["git", "init", "-q", str(place.work)], check=True)
         command, extra = nightshift(place, "danger-full-access")
-        environment = environment_for(place.home, top, {**extra, "PYTHONPROFILEIMPORTTIME": "1"})
-        done = subprocess.run(command, cwd=place.work, env=environment, capture_output=True, text=True, check=False)
+        # The interpreter of the installed command reads no variables of its own.
+        command = [sys.executable, "-E", "-P", "-X", "importtime", "-m", "runner", *command[1:]]
+        environment = environment_for(place.home, top, extra)
+        done = subprocess.run(command, cwd=place.work, env=environment, capture_output=True, text=True, check=True)
     spent: Counter[str] = Counter()
     for line in done.stderr.splitlines():
         if line.startswith("import time:") and "[us]" not in line:

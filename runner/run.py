@@ -264,7 +264,9 @@ def _work(run: _Run, provider: Provider) -> None:
         paranoid=run.options.paranoid,
         open_session=lambda tools: _open_session(run, tools=tools),
     )
-    gc.enable()  # off since the process began, for nothing of what is imported is ever garbage
+    if not gc.isenabled():  # since the process began: nothing of what was imported is ever garbage
+        gc.freeze()
+        gc.enable()
     with _WallClock(agent.budget.wall_left(), run.cancellation):
         agent.loop.run()
 

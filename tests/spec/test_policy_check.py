@@ -133,8 +133,6 @@ def test_the_text_says_the_same_for_people(policy: Path) -> None:
         ("tool: write_file, paths: {write: [a]}", "tool: write_file, paths: {write: [b]}", False),
         ("tool: write_file, paths: {write: [a]}", "tool: write_file, paths: {write: ['**'], except: [a]}", False),
         ("tool: write_file", "tool: write_file, paths: {write: ['**']}", False),
-        ("tool: '*'", "tool: '*', command: any, builtin: true", False),
-        ("tool: '*', command: [[ls]]", "tool: '*', command: any, builtin: true", True),
         ("tool: '*', command: [[ls]]", "tool: '*', command: any", True),
         ("tool: read_file, paths: {read: [a]}", "tool: read_file, paths: {read: ['**']}", False),
         ("tool: grep, paths: {read: [a]}", "tool: grep, paths: {read: ['**']}", True),
