@@ -443,7 +443,7 @@ class SessionLog:
 
     def _release(self) -> None:
         self._closed = True
-        self.hold_until = None
+        self._hold_until = self._sync_at = None
         os.close(self._descriptor)
 
     def _finish_frame(self) -> None:
