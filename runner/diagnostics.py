@@ -8,7 +8,9 @@ costs more than a whole step; until then only the settings and the bound values 
 from __future__ import annotations
 
 import contextvars
+import json
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from runner.neutral import neutral_json, neutral_text
@@ -99,14 +101,18 @@ def as_json() -> bool:
 
 
 def announce(level: str, event: str, /, **values: object) -> None:
-    """Write one line whatever the lowest level is: what the command has to say in any case."""
-    lowest, _Settings.level = _Settings.level, LEVELS["debug"]
-    _Settings.logger = None
-    try:
-        emit(level, event, **values)
-    finally:
-        _Settings.level = lowest
-        _Settings.logger = None
+    """Write one line of JSON whatever the lowest level is: what the command has to say in any case.
+
+    Made here, since it may be the last word of a process that has no time to import a library.
+    """
+    line = {**_bound.get(), **values, "event": event, "level": level, "timestamp": _timestamp()}
+    _Stderr().msg(json.dumps(line, default=repr))
+
+
+def _timestamp() -> str:
+    """Now, as structlog writes it."""
+    seconds, rest = divmod(time.time_ns(), 1_000_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 1000:06d}Z"
 
 
 def debug(event: str, /, **values: object) -> None:

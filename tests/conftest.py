@@ -74,6 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Fail before any test when a required backend does not work."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and then in every command that tests start
     required = [name for name in session.config.getoption("--require-backend").split(",") if name]
     unknown = sorted(set(required) - set(BACKENDS))
     if unknown:

@@ -173,6 +173,9 @@ def main() -> NoReturn:
         )
         code = ErrorCode.INTERNAL.exit_code
     _flush()
+    from runner.signals import ignore_signals
+
+    ignore_signals()
     watchdog = threading.Timer(_EXIT_GRACE, os._exit, [code])
     watchdog.daemon = True
     watchdog.start()

@@ -89,7 +89,7 @@ def command(
 
     harden_self()
     cancellation = Cancellation()
-    with CancelOnSignal(cancellation):
+    with CancelOnSignal(cancellation, say=say):
         finished = run_task(
             spec,
             RunOptions(
