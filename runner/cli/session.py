@@ -1,6 +1,6 @@
-"""``nightshift session``: show, measure, verify and export session logs; print a request.
+"""``nightshift session``: show, measure, verify, export and fork session logs; print a request.
 
-Reads only, apart from the file that ``export`` is told to write. SESSION is an id, an artifacts directory,
+Reads only, apart from what ``export`` and ``fork`` are told to write. SESSION is an id, an artifacts directory,
 a ``.jsonl``, a ``.jsonl.zst`` or ``.zstd``, or an exported ZIP, of ours or of dsh.
 """
 
@@ -30,7 +30,7 @@ _BATCH = 512
 
 @click.group()
 def command() -> None:
-    """Show, measure, verify and export session logs.
+    """Show, measure, verify, export and fork session logs.
 
     SESSION is an id, an artifacts directory, a .jsonl, a .jsonl.zst or .zstd, or an exported ZIP.
     """
@@ -133,6 +133,47 @@ def request(session: str, *, step: int, attempt: int | None, as_json: bool) -> N
         _print_json({**sent.event.data(), "body": orjson.loads(sent.data)})
     else:
         sys.stdout.buffer.write(sent.data)
+
+
+@command.command()
+@_SESSION
+@click.option(
+    "--turn", required=True, type=click.IntRange(min=1), help="The last turn to take over; it must have ended."
+)
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The artifacts directory of the new session, absent or empty.",
+)
+@_JSON
+def fork(session: str, *, turn: int, output: Path, as_json: bool) -> None:
+    """Make a new session that begins with this one up to the end of a turn.
+
+    The new log holds the events as they are, with seals of its own, and names its parent. Spilled results and
+    media come along. What the parent used does not count in it.
+    """
+    import time
+    import uuid
+
+    from runner.session.fork import fork_session
+    from runner.session.store import open_session
+
+    made = fork_session(
+        open_session(session),
+        output.absolute(),
+        turn=turn,
+        session_id=f"session-{uuid.uuid4()}",
+        clock=lambda: time.time_ns() // 1_000_000,
+    )
+    if as_json:
+        _print_json(made.as_json())
+    else:
+        events, files = f"{made.seed_length} events", f"{len(made.files)} files"
+        text = f"{made.directory}: {made.session}, {events} of {made.parent} up to turn {turn}, {files}"
+        _print_lines(iter([neutral_line(text)]))
+    if made.missing:
+        say(neutral_line(f"note: not beside the log, so not taken over: {', '.join(made.missing)}"))
 
 
 def _dialects() -> Mapping[str, BodyDialect]:

@@ -1,22 +1,22 @@
 """Verification: whether a log is what its writer wrote, and holds together.
 
-Checks seqs, pairs, sources and surface, the seal chain, request bodies, the manifest of an archive,
-artifacts against their digests, and the subagents' logs. One pass, bounded memory. The first broken line
-raises; what a log cannot prove is listed. The chain finds damage and partial edits; only ``expect`` finds
-a full rewrite. No effect on the prefix cache.
+Checks seqs, pairs, sources and surface, the seal chain, request bodies, the end of a fork's seed, the manifest
+of an archive, artifacts against their digests, totals beside the log, and the subagents' logs. One pass,
+bounded memory. The first broken line raises; what a log cannot prove is listed. The chain finds damage and
+partial edits; only ``expect`` finds a full rewrite. No effect on the prefix cache.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
 from runner.errors import LogError
 from runner.record import field, mutable_record
 from runner.session import codec
-from runner.session.events import ArtifactWritten, LogSeal, RunEnd, StepStart, TurnStart
+from runner.session.events import ArtifactWritten, LogSeal, RunEnd, SessionEndSeed, StepStart, TurnStart
 from runner.session.header import CHAIN, is_chained
 from runner.session.rebuild import BodyCheck
 from runner.session.store import MANIFEST_NAME, is_inside
@@ -24,7 +24,7 @@ from runner.session.structure import Structure
 from runner.session.surface import Surface
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from runner.messages import JsonObject
     from runner.session.events import Event
@@ -58,6 +58,8 @@ class Verification:
     requests_not_checked: int = 0
     artifacts_checked: list[str] = field(default_factory=list)
     artifacts_not_checked: list[str] = field(default_factory=list)
+    totals_checked: list[str] = field(default_factory=list)
+    totals_not_checked: list[str] = field(default_factory=list)
     dropped: str | None = None
     children: list[Verification] = field(default_factory=list)
 
@@ -77,9 +79,26 @@ class Verification:
             "lastSealLine": self.last_seal_line,
             "requests": {"checked": self.requests_checked, "notChecked": self.requests_not_checked},
             "artifacts": {"checked": self.artifacts_checked, "notChecked": self.artifacts_not_checked},
+            "totals": {"checked": self.totals_checked, "notChecked": self.totals_not_checked},
             "dropped": self.dropped,
             "children": [child.as_json() for child in self.children],
         }
+
+
+class Totals(Protocol):
+    """Compares files that sum a log up with its events; see ``runner.artifacts.totals``."""
+
+    def apply(self, event: Event) -> None:
+        """Take one event into account."""
+        ...
+
+    def compare(self, result: Verification) -> None:
+        """Compare, and say in ``result`` what was checked and what was not.
+
+        Raises:
+            LogError: LOG_INVALID, a file says something else than the log.
+        """
+        ...
 
 
 def verify_session(
@@ -88,6 +107,7 @@ def verify_session(
     expect: str | None = None,
     allow_open: bool = False,
     dialects: Mapping[str, BodyDialect] | None = None,
+    totals: Callable[[SessionSource], Totals] | None = None,
 ) -> Verification:
     """Verify a session and its subagents.
 
@@ -96,11 +116,13 @@ def verify_session(
         expect: Hex SHA-256 that the whole decoded log must have.
         allow_open: Accept a log of ours that does not end as a finished run does.
         dialects: Dialects by name, to rebuild request bodies; without them requests are not checked.
+        totals: What compares the totals beside a log with it, made for each log; without it they are not checked.
 
     Raises:
         LogError: LOG_INVALID (or LOG_UNKNOWN_EVENT), with the first broken line where there is one.
     """
-    reading = _Reading(source, dialects or {})
+    sums = totals(source) if totals is not None else None
+    reading = Reading(source, dialects or {}, watch=sums.apply if sums is not None else None)
     result = reading.run()
     if is_chained(source.header) and result.state != "whole" and not allow_open:
         seal = "no seal" if result.last_seal_line is None else f"last seal at line {result.last_seal_line}"
@@ -112,18 +134,34 @@ def verify_session(
         raise LogError(f"{source.name}: the digest is {result.digest}, expected {expect}")
     _check_manifest(source, result)
     _check_artifacts(source, reading.artifacts, result)
+    if sums is not None:
+        sums.compare(result)
     for name, child in source.children():
         if child.header["id"] != name:
             raise LogError(f"{child.name}: the log is of session {child.header['id']}, not {name}")
-        result.children.append(verify_session(child, allow_open=allow_open, dialects=dialects))
+        result.children.append(verify_session(child, allow_open=allow_open, dialects=dialects, totals=totals))
     return result
 
 
-class _Reading:
-    """One pass over the lines of a log."""
+class Reading:
+    """One pass over the lines of a log, checking each.
 
-    def __init__(self, source: SessionSource, dialects: Mapping[str, BodyDialect]) -> None:
+    Args:
+        source: The session.
+        dialects: Dialects by name.
+        watch: Gets every event behind its checks.
+    """
+
+    def __init__(
+        self,
+        source: SessionSource,
+        dialects: Mapping[str, BodyDialect],
+        *,
+        watch: Callable[[Event], None] | None = None,
+    ) -> None:
         self.artifacts: dict[str, ArtifactWritten] = {}
+        self._watch = watch
+        self._seed = source.header.get("seedLength", 0)
         self._bodies = BodyCheck(dialects)
         self._source = source
         self._chained = is_chained(source.header)
@@ -133,15 +171,41 @@ class _Reading:
         self._end = ""
         self._result = Verification(session=source.header["id"], chain=CHAIN if self._chained else "none")
 
-    def run(self) -> Verification:
-        result = self._result
+    @property
+    def seals(self) -> int:
+        """Seals so far, all of which fit."""
+        return self._result.seals
+
+    @property
+    def open_turn(self) -> int | None:
+        """The turn that is open now."""
+        return self._structure.turn
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the lines, each behind its checks.
+
+        Raises:
+            LogError: As ``verify_session``.
+        """
         try:
             with self._bodies:
                 for line in self._source.lines():
-                    result.lines = line.number
+                    self._result.lines = line.number
                     self._line(line)
+                    yield line
+                self._check_seed()
         except LogError as error:
-            raise self._source.located(error, result.lines) from None
+            raise self._source.located(error, self._result.lines) from None
+
+    def _check_seed(self) -> None:
+        if self._chained and self._result.events < self._seed:
+            raise LogError("the log ends inside what it took over from its parent")
+
+    def run(self) -> Verification:
+        """Check all lines; the result says nothing yet of what lies beside the log."""
+        result = self._result
+        for _ in self.lines():
+            pass
         result.dropped = self._source.dropped
         result.digest = self._hash.hexdigest()
         result.turns, result.steps = self._structure.turns, self._structure.steps
@@ -167,6 +231,8 @@ class _Reading:
             self._seal(event, line)
         elif isinstance(event, ArtifactWritten):
             self.artifacts[event.path] = event
+        if self._watch is not None:
+            self._watch(event)
 
     def _own_rules(self, event: Event) -> None:
         """What holds in logs of ours beyond the shared vocabulary."""
@@ -174,6 +240,9 @@ class _Reading:
             raise LogError(f"event {event.seq} (turn/start): turn {event.turn} follows {self._structure.turns} turns")
         if isinstance(event, StepStart) and event.step != self._structure.steps + 1:
             raise LogError(f"event {event.seq} (step/start): step {event.step} follows {self._structure.steps} steps")
+        last = self._seed - 1  # a parent that is a fork itself brings an earlier session/end-seed with it
+        if isinstance(event, SessionEndSeed) != (event.seq == last) and event.seq >= last:
+            raise LogError(f"event {event.seq}: the seed of {self._seed} events must end with session/end-seed")
         if isinstance(event, RunEnd):
             self._end = "ended"
         elif isinstance(event, LogSeal):
@@ -226,7 +295,7 @@ def _check_manifest(source: SessionSource, result: Verification) -> None:
         for path, entry in listed.items():
             if files.size(path) is None:
                 raise LogError(f"{where}: the member {path!r} is missing from the archive")
-            if files.size(path) != entry[0] or _digest(files, path) != entry[1]:
+            if files.size(path) != entry[0] or digest_of(files, path) != entry[1]:
                 raise LogError(f"{where}: the member {path!r} is not as it was exported")
         extra = sorted(set(files.paths()) - set(listed) - {MANIFEST_NAME})
     if extra:
@@ -256,13 +325,18 @@ def _check_artifacts(source: SessionSource, written: Mapping[str, ArtifactWritte
                 raise LogError(f"{where}: the path {path!r} leads out of the session")
             if files.size(path) is None:
                 result.artifacts_not_checked.append(path)
-            elif _digest(files, path) != event.sha256:
+            elif digest_of(files, path) != event.sha256 or files.size(path) != event.bytes:
                 raise LogError(f"{where}: the file {path} is not as it was written")
             else:
                 result.artifacts_checked.append(path)
 
 
-def _digest(files: Files, path: str) -> str:
+def digest_of(files: Files, path: str) -> str:
+    """Hex SHA-256 of a file of the session.
+
+    Raises:
+        LogError: LOG_INVALID, it cannot be read.
+    """
     digest = hashlib.sha256()
     with files.open(path) as stream:
         while piece := stream.read(_READ):
