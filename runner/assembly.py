@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from runner.agent.past import Past
     from runner.cancellation import Cancellation
     from runner.config.spec import RunSpec
     from runner.messages import JsonObject, ToolCallBlock, ToolSchema
@@ -108,6 +109,8 @@ def build_agent(
     clock: Callable[[], float],
     new_id: Callable[[], str],
     open_session: Callable[[list[ToolSchema]], object],
+    past: Past,
+    notice: str | None = None,
     hooks: Sequence[Hook] = (),
     paranoid: bool = False,
 ) -> Agent:
@@ -125,12 +128,14 @@ def build_agent(
         clock: Monotonic seconds.
         new_id: Gives ids.
         open_session: Writes the opening events; gets the tools that are offered.
+        past: The session so far; events written from now on are not to be applied to it.
+        notice: What an agent that goes on is told of the interruption; None for a new session.
         hooks: Further hooks, asked after the built-in ones (the checks among them).
         paranoid: Compare every request with its rebuild.
     """
     profile, model = spec.profile, spec.profile.model
     compaction = compaction_for(profile.compaction, profile.compaction_models, model.model)
-    budget = Budget(profile.limits, clock=clock)
+    budget = Budget(profile.limits, clock=clock, used=past.used)
     store = SpillStore(str(directory / "spill"))
     spill = Spill(
         store,
@@ -189,7 +194,7 @@ def build_agent(
     )
     offered = registry.offered()
     open_session(offered)
-    inbox = Inbox(log.append)
+    inbox = Inbox(log.append, past.queues)
     loop = Loop(
         log=log,
         provider=redacting,
@@ -200,6 +205,7 @@ def build_agent(
         max_output=model.max_output_tokens,
         min_output=compaction.min_output,
         budget=budget,
+        past=past,
         inbox=inbox,
         calls=scheduler,
         hooks=all_hooks,
@@ -211,19 +217,45 @@ def build_agent(
         paranoid=paranoid,
         abort_on_denied=profile.on_denied == "abort",
     )
-    _queue_prompts(spec, loop, executor, redactor, new_id, [tool["name"] for tool in offered])
+    prompts = _prompts(spec, executor, redactor, new_id, [tool["name"] for tool in offered])
+    if notice is None:
+        for message in prompts.opening():
+            inbox.inject(message)
+        for text in (spec.task.prompt, *spec.task.turns):
+            inbox.followup(prompts.prompt(redactor.text(text)[0]))
+    else:
+        missing = (spec.task.prompt, *spec.task.turns)[len(past.prompts) :]
+        _go_on(inbox, past, prompts, [redactor.text(text)[0] for text in missing], redactor.text(notice)[0])
     return Agent(loop, registry, budget)
 
 
-def _queue_prompts(
-    spec: RunSpec,
-    loop: Loop,
-    executor: Executor,
-    redactor: Redactor,
-    new_id: Callable[[], str],
-    offered: Sequence[str],
-) -> None:
-    """Queue run-time state, context files and the task's prompts, without secrets."""
+def _go_on(inbox: Inbox, past: Past, prompts: PromptBuilder, missing: Sequence[str], notice: str) -> None:
+    """Queue what a session that goes on needs: what was never queued or was lost, and a word on what happened.
+
+    The notice is a turn of its own where a turn was cut off, or where nothing else asks for one.
+    """
+    lost = past.lost
+    lost_prompts = [message for target, message in lost if target == "next-turn"]
+    for message in prompts.again(past.messages, begun=bool(past.prompts)):
+        inbox.inject(message)
+    for target, message in lost:
+        if target == "next-step":
+            inbox.inject(message)
+    for message in reversed(lost_prompts):
+        inbox.first(message)
+    for text in missing:
+        inbox.followup(prompts.prompt(text))
+    cut_off = past.turn > 0 and not past.completed and not lost_prompts
+    if cut_off or not inbox.queued_turns:
+        inbox.first(prompts.resumed(notice))
+    else:
+        inbox.inject(prompts.resumed(notice))
+
+
+def _prompts(
+    spec: RunSpec, executor: Executor, redactor: Redactor, new_id: Callable[[], str], offered: Sequence[str]
+) -> PromptBuilder:
+    """What builds the messages of run-time state, context files and prompts, without secrets."""
     profile = spec.profile
     state = runtime_context(
         mode=profile.mode.value,
@@ -235,8 +267,4 @@ def _queue_prompts(
         limits=profile.limits,
     )
     context = [(name, redactor.text(text)[0]) for name, text in zip(spec.task.context, spec.context_texts, strict=True)]
-    prompts = PromptBuilder(new_id=new_id, context=context, state=state)
-    for message in prompts.opening():
-        loop.inbox.inject(message)
-    for text in (spec.task.prompt, *spec.task.turns):
-        loop.inbox.followup(prompts.prompt(redactor.text(text)[0]))
+    return PromptBuilder(new_id=new_id, context=context, state=state)

@@ -14,10 +14,18 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from runner import __version__, diagnostics
-from runner.errors import SIGNAL_EXIT_CODES, ErrorCode, InternalError, RunnerError, SandboxError, StorageError
+from runner.errors import (
+    SIGNAL_EXIT_CODES,
+    ConfigError,
+    ErrorCode,
+    InternalError,
+    RunnerError,
+    SandboxError,
+    StorageError,
+)
 from runner.outcome import cancelled_by, cause_of, exit_status
 from runner.permission import Mode
 from runner.record import field, mutable_record, record
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from runner.agent.hook import Hook
+    from runner.agent.past import Past
     from runner.artifacts.facts import RunFold
     from runner.artifacts.patch import PatchInfo
     from runner.artifacts.publish import ArtifactStore
@@ -41,6 +50,7 @@ if TYPE_CHECKING:
     from runner.providers.base import Provider
     from runner.sandbox.base import Backend
     from runner.sandbox.executor import Executor
+    from runner.session.structure import Structure
     from runner.workspace.isolation import Workspace
 
 FINISH_SECONDS = 60.0
@@ -60,6 +70,7 @@ class RunOptions:
         paranoid: Compare every request with its rebuild.
         observe: Gets session id and workspace, returns a view of the events as they are written.
         hooks: Further hooks of the agent.
+        command: Options of the command line, noted in case the run is killed; None notes nothing.
     """
 
     artifacts: Path | None = None
@@ -67,6 +78,7 @@ class RunOptions:
     paranoid: bool = False
     observe: Callable[[str, str], StreamJson] | None = None
     hooks: Sequence[Hook] = ()
+    command: JsonObject | None = None
 
 
 @record
@@ -77,6 +89,14 @@ class FinishedRun:
     directory: Path
     exit_code: int
     softened: bool
+
+
+@record
+class _Resumed:
+    """What is different about a run that goes on: keys of the configuration that changed, and what was dropped."""
+
+    changes: tuple[str, ...]
+    dropped: str | None
 
 
 @mutable_record
@@ -95,6 +115,8 @@ class _Run:
     secrets: Mapping[str, str]
     log: SessionLog
     fold: RunFold
+    past: Past
+    resumed: _Resumed | None = None
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
     backend: Backend | None = None
     executor: Executor | None = None
@@ -109,70 +131,293 @@ def _now_ms() -> int:
 
 
 def run_task(
-    spec: RunSpec, options: RunOptions, *, environ: Mapping[str, str], cancellation: Cancellation
+    spec: RunSpec,
+    options: RunOptions,
+    *,
+    environ: Mapping[str, str],
+    cancellation: Cancellation,
 ) -> FinishedRun:
-    """Run one task to its end.
+    """Run one task to its artifacts.
 
     Args:
-        spec: The configuration.
+        spec: The resolved configuration.
         options: What the command line adds.
-        environ: The runner's environment.
-        cancellation: Ends the run when it goes up.
+        environ: Environment variables of the process.
+        cancellation: Goes up on a signal.
 
     Raises:
-        RunnerError: CONFIG_INVALID before anything was created; STORAGE_FAILED when not even the
-            result can be written. Every other end is in the returned result.
+        RunnerError: The run could not begin (nothing was created), or not even ``result.json`` could be
+            written. Every other end is in the returned result.
     """
-    from runner.artifacts.facts import RunFold
+    from runner.agent.past import Past
     from runner.config.directories import check_artifacts_dir, prepare_artifacts_dir
-    from runner.providers.registry import build_provider, load_secrets
     from runner.workspace.isolation import prepare_workspace
-    from runner.workspace.removal import remove_tree
+
+    begun = _begin(spec, environ)
+    session_id = f"session-{uuid.uuid4()}"
+    wanted, writable = spec.task.workspace, spec.profile.sandbox.writable
+    directory = (options.artifacts or default_root(environ) / session_id).absolute()
+    check_artifacts_dir(directory, wanted.path, writable)
+    with _State(begun, options, environ) as state:
+        state.note(session_id, directory, workspace=wanted.path, writable=writable)
+        with prepare_workspace(
+            wanted.path, state=state.path, isolation=wanted.isolation, base=wanted.base, dirty=wanted.dirty
+        ) as workspace:
+            header = {"id": session_id, "createdAt": _now_ms(), "cwd": workspace.path, "delegationDepth": 0}
+            directory = prepare_artifacts_dir(directory, workspace=workspace.path, writable=writable)
+            with SessionLog.create(directory, header=header, clock=_now_ms) as log:
+                run = begun.run(
+                    options,
+                    environ=environ,
+                    cancellation=cancellation,
+                    session_id=session_id,
+                    directory=directory,
+                    state=state.path,
+                    workspace=workspace,
+                    log=log,
+                    header=header,
+                    past=Past(),
+                )
+                return state.finish(run, _run_in_log(run, begun.provider))
+
+
+def resume_task(
+    spec: RunSpec,
+    directory: Path,
+    options: RunOptions,
+    *,
+    environ: Mapping[str, str],
+    cancellation: Cancellation,
+    accept_changes: bool = False,
+) -> FinishedRun:
+    """Go on with the session of an artifacts directory whose run was killed, or ended without success.
+
+    The session's own events are closed and kept, its used limits count, its workspace is taken up as it is, or
+    made again from the recorded base and ``changes.patch``.
+
+    Args:
+        spec: The configuration, loaded anew; it must be the one that the session began with.
+        directory: The artifacts directory.
+        options: As for ``run_task``; ``artifacts`` is not looked at.
+        environ: Environment variables of the process.
+        cancellation: Goes up on a signal.
+        accept_changes: Go on although the configuration changed; the log says in which keys.
+
+    Raises:
+        RunnerError: As for ``run_task``. CONFIG_INVALID: the configuration changed (named by key), the run
+            completed, the workspace is not the session's. The log is as it was.
+    """
+    from runner.providers.registry import skip_answered
+    from runner.session.repair import close
+    from runner.workspace.records import read_record
+
+    begun = _begin(spec, environ)
+    header, past, structure, fold = _folds(directory, begun)
+    session_id = header["id"]
+    changes: list[str] = []
+
+    def take(event: ev.Event) -> None:
+        past.apply(event)
+        structure.apply(event)
+        fold.apply(event)
+
+    def accept() -> None:
+        changes.extend(_refuse_changes(begun, past, accept_changes=accept_changes))
+
+    noted = read_record(default_root(environ), session_id)
+    with _State(begun, options, environ, resuming=True, old=None if noted is None else Path(noted.state)) as state:
+        wanted = spec.task.workspace
+        log, dropped = SessionLog.reopen(directory, clock=_now_ms, fold=take, accept=accept)
+        state.note(session_id, directory, workspace=wanted.path, writable=spec.profile.sandbox.writable)
+        with log, _taken_up(spec, past, state.path, directory) as workspace:
+            log.observers += [past.apply, fold.apply]
+            log.append_many(close(structure, next_seq=log.next_seq, time=past.time))
+            log.observers.clear()
+            skip_answered(begun.provider, past.answered)
+            run = begun.run(
+                options,
+                environ=environ,
+                cancellation=cancellation,
+                session_id=session_id,
+                directory=directory,
+                state=state.path,
+                workspace=workspace,
+                log=log,
+                header=header,
+                past=past,
+            )
+            run.fold, run.resumed = fold, _Resumed(tuple(changes), dropped)
+            _remove_results(directory)
+            return state.finish(run, _run_in_log(run, begun.provider))
+
+
+@record
+class _Begun:
+    """What a run needs before anything is made: its secrets known, its provider built."""
+
+    spec: RunSpec
+    secrets: Mapping[str, str]
+    redactor: Redactor
+    provider: Provider
+
+    def run(self, options: RunOptions, *, header: JsonObject, **parts: Any) -> _Run:
+        """The run, with what was made for it."""
+        from runner.artifacts.facts import RunFold
+
+        fold = RunFold(header, prices=self.spec.profile.model.prices)
+        return _Run(spec=self.spec, options=options, redactor=self.redactor, secrets=self.secrets, fold=fold, **parts)
+
+
+def _begin(spec: RunSpec, environ: Mapping[str, str]) -> _Begun:
+    from runner.providers.registry import build_provider, load_secrets
 
     model = spec.profile.model
     secrets = load_secrets(model, environ=environ)
     redactor = Redactor(secrets)
     diagnostics.redact_with(lambda text: redactor.text(text)[0])
-    provider = build_provider(model, environ=environ, script=spec.responses, secrets=secrets)
-    session_id = f"session-{uuid.uuid4()}"
-    directory = (options.artifacts or default_root(environ) / session_id).absolute()
-    check_artifacts_dir(directory, spec.task.workspace.path, spec.profile.sandbox.writable)
-    state, kept = Path(tempfile.mkdtemp(prefix="nightshift-")), False
-    try:
-        wanted = spec.task.workspace
-        with prepare_workspace(
-            wanted.path, state=state, isolation=wanted.isolation, base=wanted.base, dirty=wanted.dirty
-        ) as workspace:
-            header = {"id": session_id, "createdAt": _now_ms(), "cwd": workspace.path, "delegationDepth": 0}
-            directory = prepare_artifacts_dir(
-                directory, workspace=workspace.path, writable=spec.profile.sandbox.writable
-            )
-            with SessionLog.create(directory, header=header, clock=_now_ms) as log:
-                run = _Run(
-                    spec=spec,
-                    options=options,
-                    environ=environ,
-                    cancellation=cancellation,
-                    session_id=session_id,
-                    directory=directory,
-                    state=state,
-                    workspace=workspace,
-                    redactor=redactor,
-                    secrets=secrets,
-                    log=log,
-                    fold=RunFold(header, prices=model.prices),
-                )
-                finished = _run_in_log(run, provider)
-            if run.unsaved and workspace.isolation != "in-place":
-                # Without a patch this directory is the only place where the agent's work still is.
-                workspace.close(keep=True)
-                kept = True
-                diagnostics.warning("no patch could be made, so the workspace is kept", path=workspace.path)
-            return finished
-    finally:
-        provider.close()
-        if not kept:
-            remove_tree(state)
+    return _Begun(
+        spec, secrets, redactor, build_provider(model, environ=environ, script=spec.responses, secrets=secrets)
+    )
+
+
+class _State:
+    """The private directory of a run, removed at its end unless it holds the only copy of the agent's work.
+
+    While the run lives a record says where it is, so that somebody may go on if it is killed.
+    """
+
+    def __init__(
+        self,
+        begun: _Begun,
+        options: RunOptions,
+        environ: Mapping[str, str],
+        *,
+        resuming: bool = False,
+        old: Path | None = None,
+    ) -> None:
+        from runner.workspace.records import RecordKeeper, remove_leftovers
+
+        self._begun = begun
+        self._options = options
+        self._root = default_root(environ)
+        self._record = RecordKeeper(self._root)
+        self._resuming = resuming
+        self._kept = old is not None and old.is_dir()
+        remove_leftovers(self._root)
+        self.path = old if old is not None and self._kept else Path(tempfile.mkdtemp(prefix="nightshift-"))
+
+    def note(self, session: str, directory: Path, *, workspace: str, writable: Sequence[str]) -> None:
+        """Write the record, where no agent can write it."""
+        from runner.workspace.records import RunRecord
+
+        root = self._root.resolve()
+        if self._options.command is None or any(root.is_relative_to(each) for each in (workspace, *writable)):
+            return
+        self._record.keep(RunRecord(session, str(directory), str(self.path), self._options.command))
+
+    def finish(self, run: _Run, finished: FinishedRun) -> FinishedRun:
+        """The run has come to its own end."""
+        self._record.remove()
+        self._kept = run.unsaved and run.workspace.isolation != "in-place"
+        if self._kept:
+            # Without a patch this directory is the only place where the agent's work still is.
+            run.workspace.close(keep=True)
+            diagnostics.warning("no patch could be made, so the workspace is kept", path=run.workspace.path)
+        return finished
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        from runner.workspace.removal import remove_tree
+
+        self._begun.provider.close()
+        if not self._kept:
+            remove_tree(self.path)
+        if not self._resuming:
+            self._record.remove()
+        self._record.__exit__()
+
+
+def _folds(directory: Path, begun: _Begun) -> tuple[JsonObject, Past, Structure, RunFold]:
+    """The header of a session, and the folds that know of it what a run must."""
+    from runner.agent.past import Past
+    from runner.artifacts.facts import RunFold
+    from runner.providers.prices import cost_of
+    from runner.session.store import open_session
+    from runner.session.structure import Structure
+
+    prices = begun.spec.profile.model.prices
+    header = open_session(str(directory)).header
+    past = Past(cost_of=lambda usage: cost_of(usage, prices), seed=header.get("seedLength") or 0)
+    return header, past, Structure(), RunFold(header, prices=prices)
+
+
+def _refuse_changes(begun: _Begun, past: Past, *, accept_changes: bool) -> list[str]:
+    """The keys of the configuration that changed since the session began.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, there are some and they are not accepted; or there is nothing to go on with.
+    """
+    from runner.config.effective import differing_keys
+
+    if past.start is None:
+        raise ConfigError("the session has no run/start: it was killed before it began", hint="run the task again")
+    if past.ended is not None and past.ended.code == ErrorCode.COMPLETED.name:
+        raise ConfigError("the session completed, so there is nothing to go on with", hint="run a new task")
+    changes = differing_keys(past.start.config, begun.redactor.value(begun.spec.config)[0])
+    if past.start.trust != begun.spec.trust.value:
+        changes.append("trust")
+    if changes and not accept_changes:
+        raise ConfigError(
+            "the configuration is not the one that the session began with",
+            problems=[f"{key} changed" for key in changes],
+            hint="put it back, or pass --accept-config-change, which the log will say",
+        )
+    return changes
+
+
+def _taken_up(spec: RunSpec, past: Past, state: Path, directory: Path) -> Workspace:
+    """The workspace of a session that goes on.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, it cannot be had.
+    """
+    import hashlib
+
+    from runner.artifacts.patch import PATCH_NAME
+    from runner.workspace.isolation import restore_workspace, take_up_workspace
+    from runner.workspace.snapshot import Base
+
+    wanted = spec.task.workspace
+    found = take_up_workspace(state, wanted.path, wanted.isolation)
+    if found is not None:
+        return found
+    assert past.start is not None
+    patch, digest = directory / PATCH_NAME, past.written.get(PATCH_NAME)
+    if digest is not None:
+        try:
+            same = hashlib.sha256(patch.read_bytes()).hexdigest() == digest
+        except OSError as error:
+            raise ConfigError(f"{patch} cannot be read: {error.strerror}", hint="bring the whole folder") from error
+        if not same:
+            raise ConfigError(f"{patch} is not as the session wrote it", hint="bring the folder as it was published")
+    return restore_workspace(
+        wanted.path,
+        state=state,
+        isolation=wanted.isolation,
+        base=Base(**past.start.base),
+        patch=patch if digest is not None and patch.stat().st_size else None,
+    )
+
+
+def _remove_results(directory: Path) -> None:
+    """Take away what an earlier end left: the run is on its way again."""
+    from runner.workspace.removal import remove_tree
+
+    for name in ("result.json", "session.zip", "summary.md", "usage.json", "changes.patch"):
+        (directory / name).unlink(missing_ok=True)
+    remove_tree(directory / "files")
 
 
 def _run_in_log(run: _Run, provider: Provider) -> FinishedRun:
@@ -248,7 +493,9 @@ def _work(run: _Run, provider: Provider) -> None:
         redact=lambda text: run.redactor.text(text)[0],
         new_id=run.new_id,
         before=lambda: _patch_before_checks(run),
+        attempts=run.past.failed_checks,
     )
+    notice = None if run.resumed is None else _notice(run)
     agent = build_agent(
         run.spec,
         log=run.log,
@@ -263,6 +510,8 @@ def _work(run: _Run, provider: Provider) -> None:
         hooks=[checks, *run.options.hooks],
         paranoid=run.options.paranoid,
         open_session=lambda tools: _open_session(run, tools=tools),
+        past=run.past,
+        notice=notice,
     )
     if not gc.isenabled():  # since the process began: nothing of what was imported is ever garbage
         gc.freeze()
@@ -314,10 +563,20 @@ def _other_sessions(run: _Run) -> tuple[str, ...]:
 
 
 def _open_session(run: _Run, *, tools: Sequence[Any]) -> None:
-    """The first events of a fresh log."""
+    """The first events of a fresh log, or of one that goes on."""
     from runner.config.effective import digest
 
     profile, executor = run.spec.profile, run.executor
+    if run.resumed is not None:
+        changes = list(run.resumed.changes)
+        if tools and run.past.start is not None and digest(list(tools)) != run.past.start.tools_digest:
+            changes.append("tools")
+        run.log.append(ev.RunResume(previous_seal=run.past.seal, changes=changes))
+        if any(key.startswith("profile.permission_mode") for key in changes):
+            run.log.append_many(
+                [ev.PermissionPreset(preset=profile.mode.value), ev.SandboxModeEvent(mode=profile.mode.value)]
+            )
+        return
     sandbox = {
         "backend": executor.backend_name if executor else None,
         "mode": profile.mode.value,
@@ -346,6 +605,35 @@ def _open_session(run: _Run, *, tools: Sequence[Any]) -> None:
             ev.ApprovalPolicy(policy="declared"),
         ]
     )
+
+
+def _notice(run: _Run) -> str:
+    """What an agent that goes on is told of the interruption and of its workspace."""
+    ended = run.past.ended
+    if ended is None:
+        what = "The run was killed"
+    else:
+        what = f"The run had ended ({ended.code}: {(ended.error or {}).get('message', '')})"
+    return (
+        f"{what} and goes on now. {_workspace_since(run)} Look at what is there before you go on with the task, "
+        "and do not repeat blindly what may have been done."
+    )
+
+
+def _workspace_since(run: _Run) -> str:
+    """Whether the workspace is as the session left it, in words."""
+    import hashlib
+
+    from runner.artifacts.patch import PATCH_NAME
+
+    before = run.past.written.get(PATCH_NAME)
+    if before is None:
+        return "What its last step did to the workspace is not known, nor whether others changed it since."
+    target = run.state / "resumed.patch"
+    _make_patch(run, target)
+    if hashlib.sha256(target.read_bytes()).hexdigest() == before:
+        return "The workspace is as it was then."
+    return "The workspace was changed since by somebody else."
 
 
 class _WallClock:

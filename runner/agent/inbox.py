@@ -6,26 +6,30 @@ Adds messages at the end of the history only, so the provider's cached prefix is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from runner.session.events import InboxSpliced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from runner.agent.past import Target
     from runner.messages import Message
     from runner.session.events import Event
 
-Target = Literal["next-turn", "next-step"]
-
 
 class Inbox:
-    """Two queues. ``wakes`` is up when something in them asks for a turn."""
+    """Two queues. ``wakes`` is up when something in them asks for a turn.
 
-    def __init__(self, emit: Callable[[Event], object]) -> None:
+    Args:
+        emit: Appends an event to the session log.
+        queues: What waits already, by target, as the log has it; taken over.
+    """
+
+    def __init__(self, emit: Callable[[Event], object], queues: dict[Target, list[Message]] | None = None) -> None:
         self._emit = emit
-        self._queues: dict[Target, list[Message]] = {"next-turn": [], "next-step": []}
-        self._wake = False
+        self._queues: dict[Target, list[Message]] = queues or {"next-turn": [], "next-step": []}
+        self._wake = self.queued_turns > 0
 
     @property
     def wakes(self) -> bool:
@@ -55,6 +59,12 @@ class Inbox:
     def inject(self, message: Message) -> None:
         """Queue a message for the next step, whenever that comes."""
         self.send(message, target="next-step", wake=False)
+
+    def first(self, message: Message) -> None:
+        """Queue a prompt for a turn of its own, before all others."""
+        self._emit(InboxSpliced(target="next-turn", start=0, inserted=[message]))
+        self._queues["next-turn"].insert(0, message)
+        self._wake = True
 
     def claim_turn(self) -> list[Message]:
         """Take all next-step messages and one queued prompt, for a turn that begins."""

@@ -19,13 +19,13 @@ from runner.messages import tool_calls_of, total_tokens
 from runner.providers.assemble import ResponseAssembler
 from runner.session import events as ev
 from runner.session import tokens
-from runner.session.projection import Projection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from runner.agent.budget import Budget
     from runner.agent.inbox import Inbox
+    from runner.agent.past import Past
     from runner.cancellation import Cancellation
     from runner.messages import Block, JsonObject, Message, RequestHeader, ToolCallBlock, ToolSchema, Usage
     from runner.providers.base import Provider
@@ -76,6 +76,7 @@ class Loop:
         max_output: Most output tokens of one request.
         min_output: A request with less room for output is not sent.
         budget: Limits.
+        past: The session so far.
         calls: Runs tool calls.
         hooks: In the order they are asked.
         cancellation: Goes up on a signal or at the wall limit.
@@ -99,6 +100,7 @@ class Loop:
         max_output: int,
         min_output: int,
         budget: Budget,
+        past: Past,
         inbox: Inbox,
         calls: CallRunner,
         hooks: Sequence[Hook],
@@ -111,9 +113,9 @@ class Loop:
         abort_on_denied: bool = False,
     ) -> None:
         self.inbox = inbox
-        self.projection = Projection()
-        self.turn = 0
-        self.step = 0
+        self.projection = past.projection
+        self.turn = past.turn
+        self.step = past.step
         self.first_of_turn = True
         self._log = log
         self._provider = provider
@@ -135,8 +137,9 @@ class Loop:
         self._abort_on_denied = abort_on_denied
         self._body = RequestBody(provider.dialect)
         self._header: RequestHeader | None = None
-        self._surface_events: list[ev.Event] = []
-        self._occupancy = Occupancy()
+        self._first_header = "initial" if past.header is None else "resume"
+        self._surface_events = past.surface
+        self._occupancy = past.occupancy
         self._checked_generation = -1
         self._denied = False
         self._limited = False
@@ -425,7 +428,7 @@ class Loop:
     def _use_header(self, header: RequestHeader) -> None:
         if header is self._header:
             return
-        reason = "initial" if self._header is None else "change"
+        reason = self._first_header if self._header is None else "change"
         if self._header is None:
             self.append(
                 ev.RequestContext(
@@ -573,40 +576,6 @@ class Loop:
             {"type": "text", "text": block["text"]} for block in content if block["type"] == "text"
         ]
         return ([] if called else text), assembler.usage
-
-
-class Occupancy:
-    """Tokens of the next request: the real usage of the last one plus the estimate of what changed."""
-
-    def __init__(self) -> None:
-        self._base = 0
-        self._base_estimate = 0
-        self._header: RequestHeader | None = None
-        self._estimate = 0
-        self._messages = 0
-        self._generation = -1
-
-    def _estimated(self, projection: Projection) -> int:
-        if projection.generation != self._generation:
-            self._generation, self._messages, self._estimate = projection.generation, 0, 0
-        messages = projection.messages
-        for index in range(self._messages, len(messages)):
-            self._estimate += tokens.estimate_message(messages[index], tokens.cautious)
-        self._messages = len(messages)
-        return self._estimate
-
-    def anchor(self, usage: Usage, header: RequestHeader, projection: Projection) -> None:
-        """Take the usage of a successful call whose answer is the projection's last message."""
-        self._base = total_tokens(usage)
-        self._base_estimate = self._estimated(projection)
-        self._header = header
-
-    def of(self, header: RequestHeader, projection: Projection) -> int:
-        """Tokens of a request with ``header`` over the projection as it is now."""
-        estimate = self._estimated(projection)
-        if self._header is None:
-            return tokens.estimate_header(header, tokens.cautious) + estimate
-        return max(0, self._base + estimate - self._base_estimate)
 
 
 def _error_data(error: RunnerError) -> JsonObject:

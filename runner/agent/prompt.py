@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from runner.messages import text_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -109,6 +111,23 @@ class PromptBuilder:
             for name, text in self._context
         ]
         return messages
+
+    def again(self, known: Sequence[Message], *, begun: bool) -> list[Message]:
+        """What of the opening an agent that goes on must be told.
+
+        Args:
+            known: What it was told, in order.
+            begun: Whether its prompts were queued; then it knows its context files.
+        """
+        texts = {text_of(message["content"]) for message in known}
+        states = [text_of(each["content"]) for each in known if each["source"].get("plugin") == "runtime"]
+        state, *context = self.opening()
+        new = [state] if states[-1:] != [self._state] else []
+        return new if begun else [*new, *(each for each in context if text_of(each["content"]) not in texts)]
+
+    def resumed(self, text: str) -> Message:
+        """What the agent is told of an interruption."""
+        return user_message(text, message_id=self._new_id(), kind="plugin", plugin="resume")
 
     def prompt(self, text: str) -> Message:
         """One prompt of the task."""

@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": "Say which sandbox backends work here, why others do not, and what to do.",
     "plan": "Show the effective configuration of a task. Makes no model call.",
     "policy": "Check policies.",
+    "resume": "Go on with a session whose run was killed or failed.",
     "run": "Run a task, unattended.",
     "schema": "Print the JSON Schema of a format.",
     "session": "Show, measure, verify and export session logs.",
@@ -86,7 +87,7 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"runner.cli.{cmd_name}").command
-        if cmd_name != "run":  # which imports more before it begins
+        if cmd_name not in ("resume", "run"):  # which import more before they begin
             gc.enable()
         _add_options(command)
         return command

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from runner.config.spec import RunSpec
+    from runner.messages import JsonObject
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
@@ -44,7 +45,16 @@ def run_options(function: Function) -> Function:
     return function
 
 
-def load_options(
+def load_options(*, check_credentials: bool, **options: Any) -> RunSpec:
+    """Load the run that the options describe, in this process's environment and directory.
+
+    Raises:
+        ConfigError: As ``load_run`` and ``read_options``.
+    """
+    return load_command(read_options(**options), check_credentials=check_credentials)
+
+
+def read_options(
     *,
     task: str | None,
     prompt: str | None,
@@ -54,30 +64,49 @@ def load_options(
     inputs: Sequence[str],
     event: str | None,
     trust: str | None,
-    check_credentials: bool,
-) -> RunSpec:
-    """Load the run that the options describe, in this process's environment and directory.
+) -> JsonObject:
+    """The options as one JSON object that means the same later and elsewhere: with directory, event and prompt.
 
     Raises:
-        ConfigError: As ``load_run``; or the current directory is gone, or stdin holds no prompt.
+        ConfigError: The current directory is gone, or stdin holds no prompt.
     """
-    from runner.config.resolve import load_run
-
     try:
         cwd = Path.cwd()
     except OSError as error:
         raise ConfigError(f"the current directory cannot be used: {error.strerror}", hint="change to another") from None
+    return {
+        "cwd": str(cwd),
+        "task": task,
+        "prompt": _read_prompt() if prompt == "-" and task is None else prompt,
+        "profile": profile,
+        "workspace": workspace,
+        "sets": list(sets),
+        "inputs": list(inputs),
+        "event": event or os.environ.get("GITHUB_EVENT_PATH") or None,
+        "trust": trust,
+    }
+
+
+def load_command(command: JsonObject, *, check_credentials: bool) -> RunSpec:
+    """Load the run that ``read_options`` gave.
+
+    Raises:
+        ConfigError: As ``load_run``.
+    """
+    from runner.config.resolve import load_run
+
+    task = command["task"]
     return load_run(
-        task=Path(task) if task is not None else None,
-        prompt=_read_prompt() if prompt == "-" and task is None else prompt,
-        profile=profile,
-        workspace=workspace,
-        sets=sets,
-        inputs=inputs,
-        event=event,
-        trust=trust,
+        task=None if task is None else Path(task),
+        prompt=command["prompt"],
+        profile=command["profile"],
+        workspace=command["workspace"],
+        sets=command["sets"],
+        inputs=command["inputs"],
+        event=command["event"],
+        trust=command["trust"],
         environ=os.environ,
-        cwd=cwd,
+        cwd=Path(command["cwd"]),
         check_credentials=check_credentials,
     )
 

@@ -9,17 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runner.cli.options import load_options, run_options
+from runner.cli.options import Function, load_command, read_options, run_options
 from runner.cli.output import put, put_json, say, say_error
 from runner.errors import SOFT_FAIL_CLASSES, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from runner.cancellation import Cancellation
     from runner.messages import JsonObject
+    from runner.run import FinishedRun, RunOptions
 
 
-def _check_classes(classes: Sequence[str]) -> None:
+def check_classes(classes: Sequence[str]) -> None:
+    """Refuse what ``--soft-fail`` cannot soften.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, a class is unknown or may not be softened.
+    """
     for name in classes:
         if name not in SOFT_FAIL_CLASSES:
             raise ConfigError(
@@ -52,32 +59,66 @@ def _show_failure(result: JsonObject) -> None:
         say_error(error["code"], error["message"], error.get("hint"))
 
 
+_OUTPUT_OPTIONS = (
+    click.option(
+        "--output-format",
+        type=click.Choice(["text", "json", "stream-json"]),
+        default="text",
+        show_default=True,
+        help="What stands on stdout: the final message, result.json, or a line for each event.",
+    ),
+    click.option("--soft-fail", "soft_fail", metavar="CLASS", multiple=True, help="Exit 0 for this class of failure."),
+    click.option("--paranoid", is_flag=True, help="Compare every request with its rebuild from the log."),
+)
+
+
+def output_options(function: Function) -> Function:
+    """Give a command that runs a task the options ``output_format, soft_fail, paranoid``."""
+    for option in reversed(_OUTPUT_OPTIONS):
+        function = option(function)
+    return function
+
+
 @click.command("run")
 @run_options
-@click.option(
-    "--output-format",
-    type=click.Choice(["text", "json", "stream-json"]),
-    default="text",
-    show_default=True,
-    help="What stands on stdout: the final message, result.json, or a line for each event.",
-)
-@click.option("--soft-fail", "soft_fail", metavar="CLASS", multiple=True, help="Exit 0 for this class of failure.")
-@click.option("--paranoid", is_flag=True, help="Compare every request with its rebuild from the log.")
-def command(
-    task: str | None,
-    artifacts: str | None,
+@output_options
+def command(task: str | None, artifacts: str | None, **options: Any) -> int:
+    """Run TASK (a YAML file), or the task in --prompt, without asking anybody anything."""
+    output = {key: options.pop(key) for key in ("output_format", "soft_fail", "paranoid")}
+    check_classes(output["soft_fail"])
+    noted = read_options(task=task, **options)
+    spec = load_command(noted, check_credentials=True)
+
+    from runner.run import run_task
+
+    def start(run_options: RunOptions, cancellation: Cancellation) -> FinishedRun:
+        return run_task(spec, run_options, environ=os.environ, cancellation=cancellation)
+
+    return carry_out(start, noted, artifacts=None if artifacts is None else Path(artifacts), **output)
+
+
+def carry_out(
+    start: Callable[[RunOptions, Cancellation], FinishedRun],
+    noted: JsonObject,
+    *,
     output_format: str,
     soft_fail: Sequence[str],
     paranoid: bool,
-    **options: Any,
+    artifacts: Path | None = None,
 ) -> int:
-    """Run TASK (a YAML file), or the task in --prompt, without asking anybody anything."""
-    _check_classes(soft_fail)
-    spec = load_options(task=task, check_credentials=True, **options)
+    """Carry out one run with its output and signals; returns the exit code.
 
+    Args:
+        start: Runs it.
+        noted: Options of the command line, for whoever goes on with it.
+        output_format: What stands on stdout.
+        soft_fail: Failure classes that exit 0.
+        paranoid: Compare every request with its rebuild.
+        artifacts: Where the artifacts go; None for the default place.
+    """
     from runner.artifacts.stream import StreamJson
     from runner.cancellation import Cancellation
-    from runner.run import RunOptions, run_task
+    from runner.run import RunOptions
     from runner.sandbox.process import harden_self
     from runner.signals import CancelOnSignal
 
@@ -90,16 +131,15 @@ def command(
     harden_self()
     cancellation = Cancellation()
     with CancelOnSignal(cancellation, say=say):
-        finished = run_task(
-            spec,
+        finished = start(
             RunOptions(
-                artifacts=None if artifacts is None else Path(artifacts),
+                artifacts=artifacts,
                 soft_fail=tuple(soft_fail),
                 paranoid=paranoid,
                 observe=begin_stream if output_format == "stream-json" else None,
+                command=noted,
             ),
-            environ=os.environ,
-            cancellation=cancellation,
+            cancellation,
         )
     for stream in streams:
         stream.finish(finished.result)

@@ -25,6 +25,18 @@ def digest(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
+def differing_keys(first: JsonObject, second: JsonObject) -> list[str]:
+    """Dotted keys at which two configurations differ, sorted; a list counts as one value."""
+    found = []
+    for key in sorted(first.keys() | second.keys()):
+        ours, theirs = first.get(key), second.get(key)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            found += [f"{key}.{inner}" for inner in differing_keys(ours, theirs)]
+        elif ours != theirs:
+            found.append(key)
+    return found
+
+
 @mutable_record
 class Effective:
     """Reads the values of one document with their defaults, and notes value, origin and problems.

@@ -124,6 +124,14 @@ def build_provider(
     raise ConfigError(f"model.provider: there is no provider {spec.provider}", hint=f"one of {', '.join(PROVIDERS)}")
 
 
+def skip_answered(provider: Provider, answered: int) -> None:
+    """Tell a provider that plays given answers how many an earlier part of the session used."""
+    from runner.providers.scripted import ScriptedProvider
+
+    if isinstance(provider, ScriptedProvider):
+        provider.skip(answered)
+
+
 def _read(path: str) -> str:
     try:
         with Path(path).open("rb") as file:

@@ -108,6 +108,10 @@ class ScriptedProvider:
         yield {"type": "usage", "usage": _usage(response, request, content)}
         yield {"type": "finish", "reason": {"kind": _finish(response)}}
 
+    def skip(self, answered: int) -> None:
+        """Go on behind the responses that an earlier part of the session used."""
+        self._position = answered
+
     def close(self) -> None:
         """Nothing is held."""
 

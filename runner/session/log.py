@@ -124,13 +124,26 @@ class SessionLog:
         return log
 
     @classmethod
-    def reopen(cls, directory: Path, *, clock: Callable[[], int]) -> tuple[SessionLog, list[Event], str | None]:
+    def reopen(
+        cls,
+        directory: Path,
+        *,
+        clock: Callable[[], int],
+        fold: Callable[[Event], None],
+        accept: Callable[[], None] = lambda: None,
+    ) -> tuple[SessionLog, str | None]:
         """Take up the log of a run that ended, to append to it.
 
         Its whole lines are written into a fresh frame in a new file, which replaces the old one.
 
+        Args:
+            directory: Where the log is.
+            clock: Epoch milliseconds.
+            fold: Gets every event so far, in order.
+            accept: Called behind the last of them; what it raises leaves the old file as it is.
+
         Returns:
-            The log, its events so far, and what was dropped at its torn end (None if nothing was).
+            The log, and what was dropped at its torn end (None if nothing was).
 
         Raises:
             ConfigError: CONFIG_INVALID, there is no log, or another process writes it.
@@ -144,7 +157,8 @@ class SessionLog:
             log = cls(path, _open_fresh(fresh), clock=clock)
             try:
                 _take_lock(log._descriptor, path)
-                events, dropped = log._take_over(old)
+                dropped = log._take_over(old, fold)
+                accept()
                 _sync_data(log._descriptor)
                 fresh.replace(path)
             except BaseException:
@@ -155,7 +169,7 @@ class SessionLog:
             raise _storage_error(path, error) from error
         finally:
             os.close(old)
-        return log, events, dropped
+        return log, dropped
 
     @property
     def next_seq(self) -> int:
@@ -248,11 +262,7 @@ class SessionLog:
                 self._put(self._line_of(before))
                 self._next_seq += 1
             event = LogSeal(lines=self._lines, sha256="", seq=self._next_seq, time=self._clock())
-            start = codec.seal_start(seq=event.seq, time=event.time, lines=event.lines)
-            sealed = self._hash.copy()
-            sealed.update(start)
-            event.sha256 = sealed.hexdigest()
-            self._put(start + event.sha256.encode() + codec.SEAL_END)
+            self._put(self._seal_line(event))
             self._next_seq += 1
             self._flush()
             grown = self._decoded_bytes - self._packed_bytes
@@ -262,6 +272,37 @@ class SessionLog:
             self._pack_live()
         self._notify(event)
         return event
+
+    def copy(self, lines: Iterable[bytes]) -> None:
+        """Write lines of another log of ours, without their newlines, as they are; only seals are made anew.
+
+        Observers do not see their events.
+
+        Raises:
+            LogError: LOG_INVALID, their events do not follow on those written so far.
+            StorageError: STORAGE_FAILED, they cannot be written.
+        """
+        with self._lock:
+            self._check_usable()
+            flushed = self._decoded_bytes
+            for line in lines:
+                events: list[Event] = []
+                self._take_line(codec.decode_line(line), first=False, fold=events.append)
+                seal = events[0]
+                self._put(self._seal_line(seal) if isinstance(seal, LogSeal) else line + b"\n")
+                if self._decoded_bytes - flushed >= _block_size(self._decoded_bytes):
+                    self._flush()
+                    flushed = self._decoded_bytes
+            self._flush()
+
+    def _seal_line(self, seal: LogSeal) -> bytes:
+        """The line of a seal over all that was written; gives it its count and its digest."""
+        seal.lines = self._lines
+        start = codec.seal_start(seq=seal.seq, time=seal.time, lines=seal.lines)
+        sealed = self._hash.copy()
+        sealed.update(start)
+        seal.sha256 = sealed.hexdigest()
+        return start + seal.sha256.encode() + codec.SEAL_END
 
     def _line_of(self, event: Event) -> bytes:
         """Give the event its seq and time, check it, return its line. A refused event stays as it was."""
@@ -490,16 +531,15 @@ class SessionLog:
             with suppress(OSError):
                 fresh.unlink(missing_ok=True)
 
-    def _take_over(self, old: int) -> tuple[list[Event], str | None]:
+    def _take_over(self, old: int, fold: Callable[[Event], None]) -> str | None:
         """Write the whole lines of another log into this one."""
-        events: list[Event] = []
         flushed = -_block_size(0)  # the header has a block of its own
         with _reading(old) as stream:
             chunks = codec.ZstdChunks(stream)
             lines = codec.Lines(chunks)
             for line in lines:
                 try:
-                    self._take_line(codec.decode_line(line), first=lines.number == 1, events=events)
+                    self._take_line(codec.decode_line(line), first=lines.number == 1, fold=fold)
                 except LogError as error:
                     raise LogError(f"{self.path}: line {lines.number}: {error.message}", code=error.code) from error
                 self._put(line + b"\n")
@@ -509,9 +549,9 @@ class SessionLog:
         if not lines.number:
             raise LogError(f"{self.path}: empty, or cut off inside its header")
         self._flush()
-        return events, codec.torn_note(lines, chunks)
+        return codec.torn_note(lines, chunks)
 
-    def _take_line(self, record: JsonObject, *, first: bool, events: list[Event]) -> None:
+    def _take_line(self, record: JsonObject, *, first: bool, fold: Callable[[Event], None]) -> None:
         if first:
             check_header(record)
             if not is_chained(record):
@@ -520,7 +560,7 @@ class SessionLog:
         for event in codec.events_of(record, first=self._next_seq):
             self._surface.apply(event)
             self._next_seq += 1
-            events.append(event)
+            fold(event)
 
 
 _committer = Committer()

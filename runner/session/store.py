@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from runner.errors import ConfigError, LogError
 from runner.session import codec
-from runner.session.header import LOG_NAME, check_header
+from runner.session.header import LOG_NAME, check_header, is_chained
 from runner.session.surface import check_message
 
 if TYPE_CHECKING:
@@ -273,6 +273,22 @@ def open_session(reference: str, *, environ: Mapping[str, str] | None = None) ->
             return open_file(path / "session.zip")
         raise LogError(f"{path} holds no session log", hint=f"an artifacts directory has a file {LOG_NAME}")
     return open_file(path)
+
+
+def session_directory(reference: str) -> tuple[Path, JsonObject]:
+    """Artifacts directory and header of a session of ours that can go on.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, there is nothing of that name, or it is no artifacts directory with a log of ours.
+        LogError: LOG_INVALID, its log cannot be read.
+    """
+    source = open_session(reference)
+    if source.directory is None or source.path.name != LOG_NAME or not is_chained(source.header):
+        raise ConfigError(
+            f"{source.path} is no artifacts directory of nightshift, so nothing can go on there",
+            hint=f"name the directory that holds {LOG_NAME}",
+        )
+    return source.directory.resolve(), source.header
 
 
 def open_file(path: Path) -> SessionSource:

@@ -15,21 +15,25 @@ import os
 import pwd
 import shutil
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, StorageError
-from runner.record import field, mutable_record
+from runner.record import field, mutable_record, replace
 from runner.sandbox.layout import steps_to
 from runner.workspace.git import find_repository, git, output_text, refuse_credentials
+from runner.workspace.records import KEEP_SECONDS
 from runner.workspace.removal import remove_tree
 from runner.workspace.snapshot import (
     EMPTY_TREES,
     Base,
     Snapshot,
+    apply_patch,
     object_format_of,
     private_config,
     quoted_path,
+    rebased,
     take_snapshot,
     write_private_directory,
 )
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
 ISOLATIONS = ("in-place", "copy", "worktree")
 
 RECORD = "workspace.json"
-"""File in the state directory by which ``load_workspace`` finds what a dead run worked on."""
+"""File in the state directory by which ``take_up_workspace`` finds what a dead run worked on."""
 
 MARKER = "nightshift.json"
 """File in a worktree's administrative folder; its owner holds a lock on it."""
@@ -238,6 +242,76 @@ def load_workspace(state: Path) -> Workspace:
         return Workspace(snapshot=snapshot, **{**value, "readable": tuple(value["readable"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{state / RECORD} is no record of a workspace: {error}") from error
+
+
+def take_up_workspace(state: Path, wanted: str, isolation: str) -> Workspace | None:
+    """The workspace that a dead run recorded in its state directory, to go on in.
+
+    Args:
+        state: The state directory.
+        wanted: The user's directory that the new run is about.
+        isolation: Its isolation.
+
+    Returns:
+        None when the record or the directory is gone.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, the run had another directory or isolation.
+    """
+    try:
+        found = load_workspace(state)
+    except StorageError:
+        return None
+    if (found.source, found.isolation) != (resolve_workspace(wanted), isolation):
+        raise ConfigError(
+            f"the session has the workspace {found.source} ({found.isolation}), not {wanted} ({isolation})",
+            hint="name that workspace, with the same isolation",
+        )
+    target = Path(found.path)
+    if not target.is_dir() or not Path(found.snapshot.directory).is_dir():
+        return None
+    if isolation == "worktree":
+        return replace(found, _remove=_hold_worktree(target))
+    return replace(found, _remove=lambda: remove_tree(target)) if isolation == "copy" else found
+
+
+def restore_workspace(path: str, *, state: Path, isolation: str, base: Base, patch: Path | None) -> Workspace:
+    """A workspace as a run left it whose state directory is gone: its base, and its changes on top.
+
+    In place the directory may be the base itself, or the base with the changes in it.
+
+    Args:
+        path: The user's directory.
+        state: A fresh state directory.
+        isolation: As for ``prepare_workspace``.
+        base: What the run began with.
+        patch: The changes; None if there are none.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, the base cannot be had from this directory.
+    """
+    start = "HEAD" if isolation == "in-place" or base.commit is None else base.commit
+    workspace = prepare_workspace(path, state=state, isolation=isolation, base=start)
+    try:
+        if workspace.base.tree != base.tree:
+            workspace.snapshot = _earlier(workspace, base, patch)
+        elif patch is not None:
+            apply_patch(workspace.snapshot, patch)
+    except BaseException:
+        workspace.close()
+        raise
+    return workspace
+
+
+def _earlier(workspace: Workspace, base: Base, patch: Path | None) -> Snapshot:
+    found = rebased(workspace.snapshot, base, patch) if workspace.isolation == "in-place" else None
+    if found is None:
+        raise ConfigError(
+            f"the workspace {workspace.source} is not what the session began with: its tree is "
+            f"{workspace.base.tree}, the session's {base.tree}" + (f" on commit {base.commit}" if base.commit else ""),
+            hint="check that commit out, without other changes; or start anew",
+        )
+    return found
 
 
 def _base_commit(repository: Repository | None, base: str, isolation: str) -> str | None:
@@ -444,12 +518,7 @@ def _add_worktree(
         fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(marker, json.dumps({"path": str(target)}).encode())
 
-    def remove() -> None:
-        with _locked(repository.common_dir):
-            remove_tree(target)
-            remove_tree(admin)
-        os.close(marker)
-
+    remove = _remover(target, admin, marker, repository.common_dir)
     try:
         _populate(repository, commit, target, admin, state)
         if original is not None and original.base.dirty:
@@ -459,6 +528,31 @@ def _add_worktree(
         remove()
         raise
     return Workspace(path, source, "worktree", snapshot, _needed(repository, path), remove)
+
+
+def _remover(target: Path, admin: Path, marker: int, common: str) -> Callable[[], None]:
+    def remove() -> None:
+        with _locked(common):
+            remove_tree(target)
+            remove_tree(admin)
+        os.close(marker)
+
+    return remove
+
+
+def _hold_worktree(target: Path) -> Callable[[], None]:
+    """Take over the worktree of a dead run; returns what removes it.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, another run has it, or it is none any more.
+    """
+    try:
+        admin = Path((target / ".git").read_text(encoding="utf-8").partition("gitdir:")[2].strip())
+        marker = os.open(admin / MARKER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the worktree {target} cannot be taken over: {error}", hint="start anew") from error
+    return _remover(target, admin, marker, str(admin.parent.parent))
 
 
 def _carry_changes(original: Snapshot, repository: Repository, target: Path) -> None:
@@ -489,6 +583,13 @@ def _remove_entry(path: Path) -> None:
         os.removedirs(path.parent)
 
 
+def _is_kept(noted: Path) -> bool:
+    """Whether somebody may still want to go on with what a dead run left."""
+    with contextlib.suppress(OSError):
+        return time.time() - noted.lstat().st_mtime < KEEP_SECONDS
+    return False
+
+
 def prune_worktrees(workspace: str) -> list[str]:
     """Remove worktrees of a repository whose run died; returns their paths.
 
@@ -512,6 +613,8 @@ def _prune(common: Path) -> list[str]:
             continue
         else:
             path = _marked_path(marker)
+            if path is not None and _is_kept(path.parent / RECORD):
+                continue
             if path is not None:
                 remove_tree(path)
                 removed.append(str(path))

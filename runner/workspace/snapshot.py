@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, ErrorCode, RunnerError, StorageError
-from runner.record import as_dict, record
+from runner.record import as_dict, record, replace
 from runner.workspace.git import base_environment, git, git_path, head_commit, output_text, read_submodule
 
 if TYPE_CHECKING:
@@ -368,6 +368,42 @@ def take_snapshot(
     base = Base(commit, tree, dirty=repository is not None and tree != head_tree)
     nested = _nested_snapshots(top, links, state=state, name=name, object_format=object_format)
     return Snapshot(str(directory), str(scratch), top, prefix, base, sparse, nested, links)
+
+
+def apply_patch(snapshot: Snapshot, patch: Path) -> None:
+    """Apply a patch of ours to the work tree, which is the base.
+
+    git refuses paths that leave the tree, lie behind a link or in ``.git``; no filter or hook of the tree runs.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, it does not apply; nothing was changed.
+    """
+    if patch.stat().st_size:
+        _on(snapshot, ["apply", "--whitespace=nowarn", str(patch)])
+
+
+def rebased(snapshot: Snapshot, base: Base, patch: Path | None) -> Snapshot | None:
+    """The snapshot of an earlier base in the same work tree, whose content is that base with changes.
+
+    Args:
+        snapshot: A fresh one of the work tree as it is now; its index is changed.
+        base: The earlier base.
+        patch: The changes, None if there are none.
+
+    Returns:
+        None when neither taking the changes back nor the commit gives that tree.
+    """
+    ways = [["apply", "--cached", "--reverse", "--whitespace=nowarn", str(patch)]] if patch is not None else []
+    ways += [["read-tree", "--reset", base.commit]] if base.commit is not None else []
+    for way in ways:
+        try:
+            _on(snapshot, way)
+            found = _on(snapshot, ["write-tree"]).output.decode("ascii").strip()
+        except ConfigError:
+            continue
+        if found == base.tree:
+            return replace(snapshot, base=base, gitlinks=_links_in(snapshot.prefix, mark_index(snapshot)))
+    return None
 
 
 def _record_changes(

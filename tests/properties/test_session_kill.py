@@ -22,6 +22,7 @@ from runner.session.verify import verify_session
 from runner.testing.sessions import SampleSession
 
 if TYPE_CHECKING:
+    from runner.session import events as ev
     from pathlib import Path
 
 
@@ -123,7 +124,8 @@ def test_a_log_cut_anywhere_is_taken_up_again(tmp_path: Path) -> None:
 
     for _ in range(30):
         (folder / LOG_NAME).write_bytes(data[: rand.randrange(300, len(data))])
-        log, events, _ = SessionLog.reopen(folder, clock=lambda: 1_796_000_900_000)
+        events: list[ev.Event] = []
+        log, _ = SessionLog.reopen(folder, clock=lambda: 1_796_000_900_000, fold=events.append)
         with log:
             log.append_many(closing_events(events))
             log.seal()
@@ -164,6 +166,7 @@ def test_a_writer_that_is_killed_leaves_a_log_that_loads(tmp_path: Path, seed: i
     assert len(events) >= max(reported, default=0)
     assert closing_events([*events, *closing_events(events)]) == []
     assert verify_session(open_session(str(folder)), allow_open=True).state == "open"
-    log, again, _ = SessionLog.reopen(folder, clock=int)
+    again: list[ev.Event] = []
+    log, _ = SessionLog.reopen(folder, clock=int, fold=again.append)
     with log:
         assert len(again) == len(events)

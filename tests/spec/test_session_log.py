@@ -365,7 +365,7 @@ def test_a_second_writer_in_this_process_is_refused(tmp_path: Path, log: Session
     with pytest.raises(ConfigError, match="lock held"):
         SessionLog.create(tmp_path, header={"id": "session-2"}, clock=int)
     with pytest.raises(ConfigError, match="lock held"):
-        SessionLog.reopen(tmp_path, clock=int)
+        SessionLog.reopen(tmp_path, clock=int, fold=print)
 
     log.append(user())
     assert len(records(log)) == 1
@@ -379,7 +379,7 @@ from pathlib import Path
 from runner.errors import RunnerError
 from runner.session.log import SessionLog
 for take in (lambda: SessionLog.create(Path(sys.argv[1]), header={"id": "session-2"}, clock=int),
-             lambda: SessionLog.reopen(Path(sys.argv[1]), clock=int)):
+             lambda: SessionLog.reopen(Path(sys.argv[1]), clock=int, fold=print)):
     try:
         take()
     except RunnerError as error:
@@ -421,7 +421,8 @@ def test_a_reopened_log_goes_on_where_it_ended(tmp_path: Path) -> None:
     session.log.close()
     before = on_disk(session.log)
 
-    log, events, dropped = SessionLog.reopen(tmp_path, clock=int)
+    events: list[ev.Event] = []
+    log, dropped = SessionLog.reopen(tmp_path, clock=int, fold=events.append)
     with log:
         assert dropped is None
         assert [event.seq for event in events] == list(range(session.log.next_seq))
@@ -443,7 +444,8 @@ def test_a_torn_log_is_reopened_without_its_torn_record(tmp_path: Path) -> None:
     session.log.close()
     session.log.path.write_bytes(torn)
 
-    log, events, dropped = SessionLog.reopen(tmp_path, clock=int)
+    events: list[ev.Event] = []
+    log, dropped = SessionLog.reopen(tmp_path, clock=int, fold=events.append)
     with log:
         assert dropped is not None
         assert log.append(ev.RunResume(changes=[])).seq == len(events) < session.log.next_seq
@@ -455,12 +457,12 @@ def test_a_torn_log_is_reopened_without_its_torn_record(tmp_path: Path) -> None:
 def test_reopening_needs_a_log_of_ours(tmp_path: Path) -> None:
     """No log, an empty one, garbage and a log of another harness are refused and left alone."""
     with pytest.raises(ConfigError, match="holds no session log"):
-        SessionLog.reopen(tmp_path, clock=int)
+        SessionLog.reopen(tmp_path, clock=int, fold=print)
     foreign = b'{"type":"session","version":0,"id":"session-1","createdAt":1}\n'
     for content in (b"", b"garbage", zstandard.compress(foreign), zstandard.compress(b'{"type":')):
         (tmp_path / LOG_NAME).write_bytes(content)
         with pytest.raises(Exception, match=r"empty|damaged|only a log of nightshift"):
-            SessionLog.reopen(tmp_path, clock=int)
+            SessionLog.reopen(tmp_path, clock=int, fold=print)
         assert (tmp_path / LOG_NAME).read_bytes() == content
         assert len(list(tmp_path.iterdir())) == 1
 

@@ -23,6 +23,8 @@ from runner.session.store import open_session
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from runner.session import events as ev
+
 # Appends until the log fails, then tries every way to write again, and tells what happened.
 FILL = """
 import random, sys
@@ -173,11 +175,12 @@ def test_a_log_that_cannot_be_taken_up_again_stays_as_it_is(tmp_path: Path) -> N
     (tmp_path / f".{LOG_NAME}.new").mkdir()
 
     with pytest.raises(StorageError, match="cannot write the session log"):
-        SessionLog.reopen(tmp_path, clock=int)
+        SessionLog.reopen(tmp_path, clock=int, fold=print)
     assert log.path.read_bytes() == before
 
     (tmp_path / f".{LOG_NAME}.new").rmdir()
-    again, events, _ = SessionLog.reopen(tmp_path, clock=int)
+    events: list[ev.Event] = []
+    again, _ = SessionLog.reopen(tmp_path, clock=int, fold=events.append)
     again.close()
     assert len(events) == 1
 

@@ -145,7 +145,7 @@ def test_a_torn_end_makes_a_log_open(artifacts: Path, tmp_path: Path) -> None:
 
 def test_a_log_that_goes_on_behind_its_end_is_open(artifacts: Path) -> None:
     """A resumed run ends with its own run/end and seal."""
-    log, _, _ = SampleSessionReopened.of(artifacts)
+    log, _ = SampleSessionReopened.of(artifacts)
     with log:
         log.append(ev.RunResume(changes=[]))
         log.seal()
@@ -161,7 +161,7 @@ class SampleSessionReopened:
         """Reopen the log of ``directory``."""
         from runner.session.log import SessionLog
 
-        return SessionLog.reopen(directory, clock=lambda: 1_796_000_900_000)
+        return SessionLog.reopen(directory, clock=lambda: 1_796_000_900_000, fold=lambda _event: None)
 
 
 def test_the_first_bad_line_is_named(artifacts: Path, tmp_path: Path) -> None:
