@@ -26,7 +26,7 @@ from runner.errors import (
     SandboxError,
     StorageError,
 )
-from runner.outcome import cancelled_by, cause_of, exit_status
+from runner.outcome import Cause, cancelled_by, cause_of, exit_status
 from runner.permission import Mode
 from runner.record import field, mutable_record, record
 from runner.redaction import Redactor
@@ -46,12 +46,19 @@ if TYPE_CHECKING:
     from runner.cancellation import Cancellation
     from runner.config.spec import RunSpec
     from runner.messages import JsonObject
-    from runner.outcome import Cause, Outcome
+    from runner.outcome import Outcome
     from runner.providers.base import Provider
     from runner.sandbox.base import Backend
     from runner.sandbox.executor import Executor
     from runner.session.structure import Structure
     from runner.workspace.isolation import Workspace
+
+_KILLED = Cause(
+    ErrorCode.INTERNAL,
+    "the runner was killed or crashed before the run had ended",
+    "go on with it: nightshift resume SESSION; or run the task again",
+)
+"""Why a run that was recovered has ended."""
 
 FINISH_SECONDS = 60.0
 """Most time for the patch of a run that ended by itself."""
@@ -117,6 +124,7 @@ class _Run:
     fold: RunFold
     past: Past
     resumed: _Resumed | None = None
+    ended: bool = False
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
     backend: Backend | None = None
     executor: Executor | None = None
@@ -251,6 +259,92 @@ def resume_task(
             return state.finish(run, _run_in_log(run, begun.provider))
 
 
+def recover_session(
+    spec: RunSpec | None, directory: Path, *, environ: Mapping[str, str], cancellation: Cancellation
+) -> FinishedRun | None:
+    """Close, seal and publish what a killed run left. Runs nothing of the task; what is left stays for ``resume``.
+
+    Args:
+        spec: The configuration of the run, loaded anew. Without it no patch is made and no output copied, since
+            a session may not say what is read.
+        directory: The artifacts directory.
+        environ: Environment variables of the process.
+        cancellation: Goes up on a signal.
+
+    Returns:
+        None when the session is whole already.
+
+    Raises:
+        RunnerError: The log cannot be read or is written by another process, or nothing can be written.
+    """
+    from runner.session.repair import close
+    from runner.workspace.isolation import take_up_workspace
+    from runner.workspace.records import read_record
+
+    begun = _begin(spec, environ) if spec is not None else None
+    header, past, structure, fold = _folds(directory, begun)
+    sealed = False
+
+    def take(event: ev.Event) -> None:
+        nonlocal sealed
+        past.apply(event)
+        structure.apply(event)
+        fold.apply(event)
+        sealed = isinstance(event, ev.LogSeal)
+
+    def whole() -> bool:
+        return past.ended is not None and sealed and (directory / "result.json").is_file()
+
+    log, _ = SessionLog.reopen(directory, clock=_now_ms, fold=take)
+    with log:
+        if whole():
+            return None
+        log.observers += [past.apply, fold.apply]
+        log.append_many(close(structure, next_seq=log.next_seq, time=past.time))
+        log.observers.clear()
+        _remove_results(directory)
+        noted = read_record(default_root(environ), header["id"])
+        state = None if noted is None else Path(noted.state)
+        workspace = None
+        if spec is not None and state is not None:
+            workspace = take_up_workspace(state, spec.task.workspace.path, spec.task.workspace.isolation)
+        if begun is None or workspace is None or state is None:
+            log.observers.append(fold.apply)
+            return _publish_bare(log, directory, fold, ended=past.ended is not None)
+        run = begun.run(
+            RunOptions(),
+            environ=environ,
+            cancellation=cancellation,
+            session_id=header["id"],
+            directory=directory,
+            state=state,
+            workspace=workspace,
+            log=log,
+            header=header,
+            past=past,
+        )
+        run.fold, run.ended = fold, past.ended is not None
+        run.causes.append(_KILLED)
+        log.observers.append(fold.apply)
+        try:
+            with _Collected(run.causes):
+                run.executor = _build_executor(run)
+            return _finish(run)
+        finally:
+            if run.executor is not None:
+                run.executor.close()
+            begun.provider.close()
+
+
+def _publish_bare(log: SessionLog, directory: Path, fold: RunFold, *, ended: bool) -> FinishedRun:
+    """Seal and publish a session of which only the log is known."""
+    from runner.artifacts.publish import ArtifactStore
+
+    store = ArtifactStore(directory, append=log.append, redactor=Redactor({}))
+    outcome = fold.outcome.outcome(causes=[_KILLED])
+    return _publish_log(log, directory, fold, store, outcome, None, soft_fail=(), ended=ended)
+
+
 @record
 class _Begun:
     """What a run needs before anything is made: its secrets known, its provider built."""
@@ -339,7 +433,7 @@ class _State:
         self._record.__exit__()
 
 
-def _folds(directory: Path, begun: _Begun) -> tuple[JsonObject, Past, Structure, RunFold]:
+def _folds(directory: Path, begun: _Begun | None) -> tuple[JsonObject, Past, Structure, RunFold]:
     """The header of a session, and the folds that know of it what a run must."""
     from runner.agent.past import Past
     from runner.artifacts.facts import RunFold
@@ -347,9 +441,11 @@ def _folds(directory: Path, begun: _Begun) -> tuple[JsonObject, Past, Structure,
     from runner.session.store import open_session
     from runner.session.structure import Structure
 
-    prices = begun.spec.profile.model.prices
+    prices = begun.spec.profile.model.prices if begun is not None else None
     header = open_session(str(directory)).header
-    past = Past(cost_of=lambda usage: cost_of(usage, prices), seed=header.get("seedLength") or 0)
+    past = Past(
+        cost_of=lambda usage: None if prices is None else cost_of(usage, prices), seed=header.get("seedLength") or 0
+    )
     return header, past, Structure(), RunFold(header, prices=prices)
 
 
@@ -739,28 +835,45 @@ def _make_patch(run: _Run, target: Path) -> PatchInfo | None:
 
 
 def _publish(run: _Run, store: ArtifactStore, outcome: Outcome, patch: PatchInfo | None) -> FinishedRun:
+    soft_fail = run.options.soft_fail
+    return _publish_log(run.log, run.directory, run.fold, store, outcome, patch, soft_fail=soft_fail, ended=run.ended)
+
+
+def _publish_log(
+    log: SessionLog,
+    directory: Path,
+    fold: RunFold,
+    store: ArtifactStore,
+    outcome: Outcome,
+    patch: PatchInfo | None,
+    *,
+    soft_fail: Sequence[str],
+    ended: bool,
+) -> FinishedRun:
+    """Write ``run/end`` (unless the log has it), the reports, the seal, the ZIP and the result."""
     from runner.artifacts.publish import publish
     from runner.session.export import export_zip
 
-    run.log.append(outcome.run_end())
-    run.log.barrier()
-    exit_code, softened = exit_status(outcome, run.options.soft_fail)
+    if not ended:
+        log.append(outcome.run_end())
+    log.barrier()
+    exit_code, softened = exit_status(outcome, soft_fail)
 
     def seal() -> str:
-        run.log.seal()
-        run.log.close()
-        return run.log.digest
+        log.seal()
+        log.close()
+        return log.digest
 
     result = publish(
         store,
-        run.fold,
+        fold,
         outcome,
         seal=seal,
-        export=lambda target: export_zip(run.directory, target),
+        export=lambda target: export_zip(directory, target),
         patch=patch,
         soft_failed=softened,
     )
-    return FinishedRun(result, run.directory, exit_code, softened)
+    return FinishedRun(result, directory, exit_code, softened)
 
 
 def _publish_without_log(run: _Run, store: ArtifactStore, cause: Cause, patch: PatchInfo | None) -> FinishedRun:

@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": "Say which sandbox backends work here, why others do not, and what to do.",
     "plan": "Show the effective configuration of a task. Makes no model call.",
     "policy": "Check policies.",
+    "recover": "Seal and publish what a killed run left.",
     "resume": "Go on with a session whose run was killed or failed.",
     "run": "Run a task, unattended.",
     "schema": "Print the JSON Schema of a format.",
