@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, dataclass_transform
 from runner.errors import ErrorCode, LogError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from runner.messages import Chunk, JsonObject, Message, RequestHeader, Usage
 
 LOG_VERSION = 0
@@ -31,6 +33,14 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "any": (object,),
 }
+
+
+_EXACT: dict[str, frozenset[type] | None] = {
+    kind: None if kind == "any" else frozenset(types) for kind, types in _KINDS.items()
+}
+"""Types of a decoded JSON value of each kind; None is any of them."""
+
+_ABSENT: Any = object()
 
 
 class Field(NamedTuple):
@@ -70,7 +80,14 @@ def _envelope(*, default: Any) -> Any:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(wire, _envelope))
 class _EventMeta(type):
-    """Turns field declarations into slots and a field table."""
+    """Turns field declarations into slots and a field table.
+
+    ``READING`` is the same table for a reader: name on disk, setter, types, required. ``ALWAYS`` are the fields
+    that our writer always writes.
+    """
+
+    READING: tuple[tuple[str, Callable[[Any, Any], None], frozenset[type] | None, bool], ...]
+    ALWAYS: tuple[Field, ...]
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> _EventMeta:
         fields: list[Field] = []
@@ -87,6 +104,10 @@ class _EventMeta(type):
         namespace["__slots__"] = tuple(slots)
         namespace["FIELDS"] = tuple(fields)
         cls = super().__new__(mcs, name, bases, namespace)
+        cls.READING = tuple(
+            (field.name, getattr(cls, field.attribute).__set__, _EXACT[field.kind], field.required) for field in fields
+        )
+        cls.ALWAYS = tuple(field for field in fields if field.always)
         for option, value in options.items():
             setattr(cls, option.upper(), value)
         return cls
@@ -693,6 +714,43 @@ def event_from_record(record: JsonObject) -> Event:
         LogError: LOG_UNKNOWN_EVENT for an unknown type that is not ignorable, LOG_INVALID when
             a field is missing or has the wrong type, or the surface rules do not hold.
     """
+    type_name, seq, time, data = record.get("type"), record.get("seq"), record.get("time"), record.get("data")
+    cls = EVENT_TYPES.get(type_name) if isinstance(type_name, str) else None
+    if cls is None or type(seq) is not int or type(data) is not dict or type(time) not in _NUMBERS:
+        return _event_with_care(record)
+    if ("surfaceOp" in record) != cls.SURFACE:
+        return _event_with_care(record)
+    event = cls.__new__(cls)
+    known = 0
+    for name, put, types, required in cls.READING:
+        value = data.get(name, _ABSENT)
+        if value is _ABSENT or value is None:
+            if required and (value is _ABSENT or types is not None):
+                return _event_with_care(record)
+            known += value is None
+            put(event, None)
+        elif types is None or type(value) in types:
+            known += 1
+            put(event, value)
+        else:
+            return _event_with_care(record)
+    event.seq, event.time = seq, time  # type: ignore[assignment]  # a foreign log may hold a fraction
+    event.source_event_seqs, event.surface_op = record.get("sourceEventSeqs"), record.get("surfaceOp")
+    event.extra = _rest(cls, data) if known != len(data) else None
+    event.omitted = tuple(field.attribute for field in cls.ALWAYS if field.name not in data) if cls.ALWAYS else ()
+    return event
+
+
+_NUMBERS = frozenset((int, float))
+
+
+def _rest(cls: type[Event], data: JsonObject) -> JsonObject:
+    known = {field.name for field in cls.FIELDS}
+    return {name: value for name, value in data.items() if name not in known}
+
+
+def _event_with_care(record: JsonObject) -> Event:
+    """The event of a line that is not quite as ours are, or what is wrong with it."""
     type_name, seq, data = record.get("type"), record.get("seq"), record.get("data")
     if not isinstance(type_name, str) or not isinstance(seq, int) or isinstance(seq, bool):
         raise LogError("a line has no type or seq")

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import orjson
 
 from runner.errors import ConfigError, LogError
-from runner.session.events import RequestHeaderEvent, RequestSent, StepStart
+from runner.session.events import RequestHeaderEvent, RequestSent, StepStart, event_from_record
 from runner.session.projection import derive_messages, message_of
-from runner.session.surface import Surface
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from runner.messages import Message, RequestHeader
     from runner.session.events import Event
+    from runner.session.surface import Span
 
 _IN_MEMORY = 8 * 1024 * 1024
 _WHOLE_LIMIT = 32 * 1024 * 1024
@@ -69,7 +70,6 @@ class BodyCheck:
         self.not_checked = 0
         self._dialects = dialects
         self._header: RequestHeader | None = None
-        self._surface = Surface()
         self._store = _MessageStore()
         self._dialect: BodyDialect | None = None
         self._hash = hashlib.sha256()
@@ -83,21 +83,27 @@ class BodyCheck:
     def __exit__(self, *_: object) -> None:
         self._store.close()
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: Event, line: bytes, span: Span | None) -> None:
         """Fold one event.
+
+        Args:
+            event: The event.
+            line: Its line.
+            span: What it replaced, if it is a message that replaces others.
 
         Raises:
             LogError: LOG_INVALID, a request's body is not what the log says.
         """
-        if isinstance(event, RequestHeaderEvent):
+        if event.SURFACE:
+            message = message_of(event)
+            if message is not None:
+                self._store.put(message, line, span)
+                if span is not None:
+                    self._hashed = None
+        elif isinstance(event, RequestHeaderEvent):
             self._header, self._hashed = event.header, None
         elif isinstance(event, RequestSent):
             self._check(event)
-        elif (message := message_of(event)) is not None:
-            span = self._surface.apply(event)
-            self._store.put(message, span and (span.start, span.end))
-            if span is not None:
-                self._hashed = None
 
     def _check(self, event: RequestSent) -> None:
         dialect = self._dialects.get(event.dialect)
@@ -121,8 +127,10 @@ class BodyCheck:
         for message in self._store.read(self._hashed):
             fragment = dialect.fragment(message)
             if fragment:
-                self._hash.update(b"," + fragment)
+                self._hash.update(b",")
+                self._hash.update(fragment)
                 self._bytes += len(fragment) + 1
+        self._store.forget()
         self._hashed = len(self._store)
         body = self._hash.copy()
         body.update(dialect.close)
@@ -191,34 +199,68 @@ def _require_same(event: RequestSent, sha256: str, size: int) -> None:
 
 
 class _MessageStore:
-    """The messages of the surface, in order, their JSON in a temporary file."""
+    """The messages of the surface, in order, their lines in a temporary file that does not outgrow them.
+
+    The last ones are held as they are, as far as they are small, since the next request asks for them alone.
+    """
 
     def __init__(self) -> None:
         self._file: Any = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  # closed by close
+        self._offsets = array("q")
+        self._lengths = array("q")
         self._end = 0
-        self._places: list[tuple[int, int]] = []
+        self._live = 0
+        self._fresh: list[Message] = []
+        self._fresh_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._offsets)
 
-    def put(self, message: Message, span: tuple[int, int] | None) -> None:
+    def put(self, message: Message, line: bytes, span: Span | None) -> None:
         """Add a message, in place of a span of positions if one is given."""
-        data = orjson.dumps(message)
         self._file.seek(self._end)
-        self._file.write(data)
-        place = (self._end, len(data))
-        self._end += len(data)
+        self._file.write(line)
+        size = len(line)
         if span is None:
-            self._places.append(place)
+            self._offsets.append(self._end)
+            self._lengths.append(size)
+            self._fresh.append(message)
+            self._fresh_bytes += size
+            if self._fresh_bytes > _IN_MEMORY:
+                self.forget()
         else:
-            self._places[span[0] : span[1]] = [place]
+            self._live -= sum(self._lengths[span.start : span.end])
+            self._offsets[span.start : span.end] = array("q", (self._end,))
+            self._lengths[span.start : span.end] = array("q", (size,))
+            self.forget()
+        self._end += size
+        self._live += size
+        if self._end > _IN_MEMORY and self._end > 4 * self._live:
+            self._shrink()
 
     def read(self, start: int) -> Iterator[Message]:
         """Yield the messages from a position on."""
-        for offset, length in self._places[start:]:
-            self._file.seek(offset)
-            message: Message = orjson.loads(self._file.read(length))
-            yield message
+        fresh = len(self._offsets) - len(self._fresh)
+        for position in range(start, fresh):
+            self._file.seek(self._offsets[position])
+            message = message_of(event_from_record(orjson.loads(self._file.read(self._lengths[position]))))
+            if message is not None:
+                yield message
+        yield from self._fresh[max(0, start - fresh) :]
+
+    def forget(self) -> None:
+        """Hold no message but in the file."""
+        self._fresh, self._fresh_bytes = [], 0
+
+    def _shrink(self) -> None:
+        """Write what still counts into a new file."""
+        old, self._file = self._file, tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  # closed by close
+        with old:
+            for position, (offset, length) in enumerate(zip(self._offsets, self._lengths, strict=True)):
+                old.seek(offset)
+                self._offsets[position] = self._file.tell()
+                self._file.write(old.read(length))
+        self._end = self._live
 
     def close(self) -> None:
         """Free the file."""

@@ -183,17 +183,44 @@ class SessionSource:
             LogError: LOG_INVALID or LOG_UNKNOWN_EVENT, as ``lines``; seqs must count from 0 without gaps,
                 and messages must have the shape of one.
         """
+        for event in self.packed_events():
+            if isinstance(event, codec.ChunkRow):
+                yield from event.events()
+            else:
+                yield event
+
+    def packed_events(self) -> Iterator[Event | codec.ChunkRow]:
+        """Yield the events, packed rows as they are: for readers that need not look into each piece of an answer.
+
+        Raises:
+            LogError: As ``events``.
+        """
         number, seq = 0, 0
         try:
             for line in self.lines():
                 number = line.number
-                if number > 1:
-                    for event in codec.events_of(line.record, first=seq):
+                if number == 1:
+                    continue
+                event = codec.read_record(line.record, first=seq)
+                if isinstance(event, codec.ChunkRow):
+                    seq += event.count
+                else:
+                    seq += 1
+                    if event.SURFACE:
                         check_message(event)
-                        seq += 1
-                        yield event
+                yield event
         except LogError as error:
             raise self.located(error, number) from None
+
+    def whole_events(self) -> Iterator[Event]:
+        """Yield all events but the deltas that stand in packed rows, which are checked and left out.
+
+        Raises:
+            LogError: As ``events``.
+        """
+        for event in self.packed_events():
+            if not isinstance(event, codec.ChunkRow):
+                yield event
 
     def located(self, error: LogError, number: int | None) -> LogError:
         """``error`` with the path and the line in front, unless it has them."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import LogError
 from runner.record import mutable_record
+from runner.session.codec import ChunkRow
 from runner.session.events import (
     ApprovalAsked,
     ApprovalDecided,
@@ -65,12 +66,13 @@ class Structure:
         self._compactions: dict[str, int] = {}
         self._unanswered: int | None = None
         self._prune: CompactionPrune | None = None
-        self._rules: dict[type[Event], Callable[..., None]] = {
+        self._rules: dict[type[Event | ChunkRow], Callable[..., None]] = {
             TurnStart: self._turn_start,
             TurnEnd: self._turn_end,
             StepStart: self._step_start,
             StepEnd: self._step_end,
             AssistantChunk: self._inside,
+            ChunkRow: self._inside,
             AssistantMessage: self._answer,
             ToolCall: self._call,
             ToolResult: self._result,
@@ -83,8 +85,8 @@ class Structure:
             CompactionPrune: self._pruned,
         }
 
-    def apply(self, event: Event) -> None:
-        """Fold one event.
+    def apply(self, event: Event | ChunkRow) -> None:
+        """Fold one event, or a row that stands for several.
 
         Raises:
             LogError: LOG_INVALID, the event cannot stand here.
@@ -144,7 +146,9 @@ class Structure:
         self.calls = []
         self.steps += 1
 
-    def _inside(self, event: StepEnd | AssistantChunk | AssistantMessage | ToolCall | ToolResult | RequestSent) -> None:
+    def _inside(
+        self, event: StepEnd | AssistantChunk | ChunkRow | AssistantMessage | ToolCall | ToolResult | RequestSent
+    ) -> None:
         if self.turn is None or event.turn != self.turn or event.step != self.step:
             raise _broken(
                 event,
@@ -211,7 +215,7 @@ class Structure:
     def _pruned(self, event: CompactionPrune) -> None:
         self._prune = event
 
-    def _check_prune(self, event: Event) -> None:
+    def _check_prune(self, event: Event | ChunkRow) -> None:
         prune, self._prune = self._prune, None
         span = prune.shadowed_range if prune else {}
         wanted = {"op": "replace", "start": span.get("start"), "end": span.get("end")}
@@ -223,5 +227,5 @@ def _named(what: str, number: int | None) -> str:
     return f"no {what}" if number is None else f"{what} {number}"
 
 
-def _broken(event: Event, what: str) -> LogError:
+def _broken(event: Event | ChunkRow, what: str) -> LogError:
     return LogError(f"event {event.seq} ({event.TYPE}): {what}")

@@ -7,7 +7,6 @@ when a log is read. Effect on the prefix cache: an append extends the prefix, a 
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.errors import LogError
@@ -24,13 +23,15 @@ _BLOCK_FIELDS = {
 }
 """Fields of a block that must be strings."""
 
+_INTEGER = frozenset((int,))
+
 
 class Node(NamedTuple):
-    """One message of the conversation: the seq of its event, its type, what a replace must keep."""
+    """One message of the conversation: the seq of its event, its type, a hash of what a replace must keep."""
 
     seq: int
     type: str
-    fixed: object
+    fixed: int
 
 
 class Span(NamedTuple):
@@ -45,6 +46,7 @@ class Surface:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        self._seqs: list[int] = []  # of the nodes; a list of numbers is searched fast
 
     def apply(self, event: Event) -> Span | None:
         """Fold one event; events that are no message change nothing.
@@ -64,6 +66,7 @@ class Surface:
         node = Node(event.seq, event.TYPE, _fixed(event))
         if event.surface_op == "append":
             self.nodes.append(node)
+            self._seqs.append(event.seq)
             return None
         span = self._span(event)
         shadowed = self.nodes[span.start : span.end]
@@ -73,6 +76,7 @@ class Surface:
         if isinstance(event, ToolResult) and (len(shadowed) != 1 or shadowed[0].fixed != node.fixed):
             raise _broken(event, "a replaced tool result must be one tool result and may change only its content")
         self.nodes[span.start : span.end] = [node]
+        self._seqs[span.start : span.end] = [event.seq]
         return span
 
     def _span(self, event: Event) -> Span:
@@ -85,7 +89,7 @@ class Surface:
         return Span(start, end + 1)
 
     def _position(self, seq: object) -> int | None:
-        return next((index for index, node in enumerate(self.nodes) if node.seq == seq), None)
+        return self._seqs.index(seq) if seq in self._seqs else None
 
 
 def check_message(event: Event) -> None:
@@ -128,26 +132,25 @@ def _check_sources(event: Event) -> None:
         raise _broken(event, "sourceEventSeqs is missing")
     if isinstance(event, UserMessage) and event.surface_op == "append":
         raise _broken(event, "sourceEventSeqs is not allowed on an appended user message")
-    if not isinstance(seqs, list) or not all(type(seq) is int for seq in seqs):
+    if not isinstance(seqs, list) or not _INTEGER.issuperset(map(type, seqs)):
         raise _broken(event, "sourceEventSeqs is no list of integers")
     if not seqs and not isinstance(event, AssistantMessage):
         raise _broken(event, "sourceEventSeqs is empty")
-    ordered = sorted(seqs)
-    if ordered and (ordered[0] < 0 or ordered[-1] >= event.seq):
+    if seqs and (min(seqs) < 0 or max(seqs) >= event.seq):
         raise _broken(event, "sourceEventSeqs names an event that is not earlier")
-    if any(left == right for left, right in itertools.pairwise(ordered)):
+    if len(set(seqs)) != len(seqs):
         raise _broken(event, "sourceEventSeqs names an event twice")
 
 
-def _fixed(event: Event) -> object:
-    """What a replace of a tool result may not change."""
+def _fixed(event: Event) -> int:
+    """A hash of what a replace of a tool result may not change; a long session has many results."""
     if not isinstance(event, ToolResult):
-        return None
+        return 0
     message = event.message
     results = tuple(
         (block["toolCallId"], block.get("isError")) for block in message["content"] if block["type"] == "tool-result"
     )
-    return event.turn, event.step, message.get("id"), message["source"].get("callId"), results
+    return hash(repr((event.turn, event.step, message.get("id"), message["source"].get("callId"), results)))
 
 
 def _broken(event: Event, what: str) -> LogError:

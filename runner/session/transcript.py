@@ -14,6 +14,7 @@ import orjson
 
 from runner.neutral import neutral_line, neutral_text
 from runner.session import events as ev
+from runner.session.codec import ChunkRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -28,19 +29,20 @@ _SUMMARY_CUT = 200
 _MARGIN = " " * 8 + "| "
 
 
-def transcript(header: JsonObject, events: Iterable[Event], *, full: bool = False) -> Iterator[str]:
+def transcript(header: JsonObject, events: Iterable[Event | ChunkRow], *, full: bool = False) -> Iterator[str]:
     """Yield the lines of the transcript, without newlines.
 
     Args:
         header: The header of the log.
-        events: The events; runs of ``assistant/chunk`` become one line.
+        events: The events, packed or not; runs of ``assistant/chunk`` become one line.
         full: Show long content whole.
     """
     yield neutral_line(_heading(header))
     chunks: list[int] = []
     for event in events:
-        if isinstance(event, ev.AssistantChunk):
-            chunks = [chunks[0], event.seq] if chunks else [event.seq, event.seq]
+        if isinstance(event, (ev.AssistantChunk, ChunkRow)):
+            last = event.seq + event.count - 1 if isinstance(event, ChunkRow) else event.seq
+            chunks = [chunks[0] if chunks else event.seq, last]
             continue
         if chunks:
             yield _chunk_line(chunks)

@@ -122,7 +122,8 @@ def verify_session(
         LogError: LOG_INVALID (or LOG_UNKNOWN_EVENT), with the first broken line where there is one.
     """
     sums = totals(source) if totals is not None else None
-    reading = Reading(source, dialects or {}, watch=sums.apply if sums is not None else None)
+    watch = sums.apply if sums is not None else None
+    reading = Reading(source, dialects or {}, watch=watch, pieces=False)
     result = reading.run()
     if is_chained(source.header) and result.state != "whole" and not allow_open:
         seal = "no seal" if result.last_seal_line is None else f"last seal at line {result.last_seal_line}"
@@ -150,6 +151,7 @@ class Reading:
         source: The session.
         dialects: Dialects by name.
         watch: Gets every event behind its checks.
+        pieces: Whether ``watch`` wants the deltas of packed rows as well.
     """
 
     def __init__(
@@ -158,8 +160,10 @@ class Reading:
         dialects: Mapping[str, BodyDialect],
         *,
         watch: Callable[[Event], None] | None = None,
+        pieces: bool = True,
     ) -> None:
         self.artifacts: dict[str, ArtifactWritten] = {}
+        self._pieces = pieces
         self._watch = watch
         self._seed = source.header.get("seedLength", 0)
         self._bodies = BodyCheck(dialects)
@@ -215,18 +219,30 @@ class Reading:
 
     def _line(self, line: Line) -> None:
         if line.number > 1:
-            for event in codec.events_of(line.record, first=self._result.events):
-                self._result.events += 1
-                self._event(event, line)
+            self._record(codec.read_record(line.record, first=self._result.events), line)
         self._hash.update(line.data)
         self._hash.update(b"\n")
+
+    def _record(self, event: Event | codec.ChunkRow, line: Line) -> None:
+        if isinstance(event, codec.ChunkRow):
+            self._result.events += event.count
+            if self._chained and event.seq < self._seed <= event.seq + event.count:
+                raise self._no_seed_end(self._seed - 1)
+            self._structure.apply(event)
+            self._end = ""
+            if self._watch is not None and self._pieces:
+                for piece in event.events():
+                    self._watch(piece)
+        else:
+            self._result.events += 1
+            self._event(event, line)
 
     def _event(self, event: Event, line: Line) -> None:
         if self._chained:
             self._own_rules(event)
-        self._surface.apply(event)
+        span = self._surface.apply(event)
         self._structure.apply(event)
-        self._bodies.apply(event)
+        self._bodies.apply(event, line.data, span)
         if isinstance(event, LogSeal):
             self._seal(event, line)
         elif isinstance(event, ArtifactWritten):
@@ -242,13 +258,16 @@ class Reading:
             raise LogError(f"event {event.seq} (step/start): step {event.step} follows {self._structure.steps} steps")
         last = self._seed - 1  # a parent that is a fork itself brings an earlier session/end-seed with it
         if isinstance(event, SessionEndSeed) != (event.seq == last) and event.seq >= last:
-            raise LogError(f"event {event.seq}: the seed of {self._seed} events must end with session/end-seed")
+            raise self._no_seed_end(event.seq)
         if isinstance(event, RunEnd):
             self._end = "ended"
         elif isinstance(event, LogSeal):
             self._end = "sealed" if self._end == "ended" else ""
         elif not (isinstance(event, ArtifactWritten) and self._end == "ended"):
             self._end = ""
+
+    def _no_seed_end(self, seq: int) -> LogError:
+        return LogError(f"event {seq}: the seed of {self._seed} events must end with session/end-seed")
 
     def _seal(self, event: LogSeal, line: Line) -> None:
         if not self._chained:
