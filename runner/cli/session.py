@@ -46,7 +46,7 @@ def show(session: str, *, full: bool, as_json: bool) -> None:
     from runner.session.transcript import transcript
 
     source = open_session(session)
-    _print_lines(_json_document(source) if as_json else transcript(source.header, source.events(), full=full))
+    _print_lines(_json_document(source) if as_json else transcript(source.header, source.packed_events(), full=full))
     if source.dropped:
         say(f"note: {source.dropped}")
 
@@ -62,7 +62,7 @@ def stats(session: str, *, as_json: bool) -> None:
 
     source = open_session(session)
     try:
-        usage = derive_usage(source.events(), header=source.header)
+        usage = derive_usage(source.whole_events(), header=source.header)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise LogError(f"{source.name}: an event holds a value that cannot be counted: {error!r}") from error
     if as_json:
@@ -77,14 +77,19 @@ def stats(session: str, *, as_json: bool) -> None:
 @click.option("--allow-open", is_flag=True, help="Accept a log that does not end as a finished run does.")
 @_JSON
 def verify(session: str, *, expect: str | None, allow_open: bool, as_json: bool) -> None:
-    """Check that a log is as it was written and holds together."""
+    """Check that a log is as it was written and holds together, and what lies beside it.
+
+    Artifacts are compared with their digests, usage.json and result.json with the events. What is not beside the
+    log is listed as not checked.
+    """
+    from runner.artifacts.totals import TotalsCheck
     from runner.errors import RunnerError
     from runner.session.store import open_session
     from runner.session.verify import verify_session
 
     try:
         source = open_session(session)
-        result = verify_session(source, expect=expect, allow_open=allow_open, dialects=_dialects())
+        result = verify_session(source, expect=expect, allow_open=allow_open, dialects=_dialects(), totals=TotalsCheck)
     except RunnerError as error:
         if as_json:
             _print_json({"ok": False, "error": _error(error)})
@@ -128,7 +133,7 @@ def request(session: str, *, step: int, attempt: int | None, as_json: bool) -> N
     from runner.session.rebuild import request_body
     from runner.session.store import open_session
 
-    sent = request_body(open_session(session).events(), step=step, attempt=attempt, dialects=_dialects())
+    sent = request_body(open_session(session).whole_events(), step=step, attempt=attempt, dialects=_dialects())
     if as_json:
         _print_json({**sent.event.data(), "body": orjson.loads(sent.data)})
     else:
@@ -205,6 +210,11 @@ def _verification_lines(result: Verification, name: str = "session") -> Iterator
         yield neutral_line(f"  artifacts checked: {', '.join(result.artifacts_checked)}")
     if result.artifacts_not_checked:
         yield neutral_line(f"  artifacts not checked, not beside the log: {', '.join(result.artifacts_not_checked)}")
+    if result.totals_checked:
+        yield f"  totals equal to those of the events: {', '.join(result.totals_checked)}"
+    if result.totals_not_checked and result.chain != "none":
+        why = "not beside the log" if result.state == "whole" else "the log has not ended"
+        yield f"  totals not checked, {why}: {', '.join(result.totals_not_checked)}"
     if result.dropped:
         yield f"  {result.dropped}"
     for child in result.children:
