@@ -140,7 +140,7 @@ class TotalsCheck:
         for path, event in self._written.items():
             entry = listed.get(path, {})
             said = {"name": event.name, "path": path, "sha256": event.sha256, "bytes": event.bytes}
-            self._require_same(RESULT_NAME, {"artifacts": {path: entry or _ABSENT}}, {"artifacts": {path: said}})
+            self._require_same(RESULT_NAME, {f"artifacts[{path}]": entry or _ABSENT}, {f"artifacts[{path}]": said})
         for path, entry in listed.items():
             size = files.size(path)
             if size is None:
@@ -151,7 +151,7 @@ class TotalsCheck:
                 there = {"bytes": size, "sha256": digest_of(files, path)}
                 said = {name: entry[name] for name in there}
                 self._require_same(
-                    RESULT_NAME, {f"artifacts: {path}": said}, {f"artifacts: {path}": there}, who="the file"
+                    RESULT_NAME, {f"artifacts[{path}]": said}, {f"artifacts[{path}]": there}, who="the file"
                 )
                 result.artifacts_checked.append(path)
 
