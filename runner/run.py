@@ -324,7 +324,8 @@ def recover_session(
             past=past,
         )
         run.fold, run.ended = fold, past.ended is not None
-        run.causes.append(_KILLED)
+        if not run.ended:
+            run.causes.append(_KILLED)
         log.observers.append(fold.apply)
         try:
             with _Collected(run.causes):
@@ -341,7 +342,7 @@ def _publish_bare(log: SessionLog, directory: Path, fold: RunFold, *, ended: boo
     from runner.artifacts.publish import ArtifactStore
 
     store = ArtifactStore(directory, append=log.append, redactor=Redactor({}))
-    outcome = fold.outcome.outcome(causes=[_KILLED])
+    outcome = fold.outcome.outcome(causes=[] if ended else [_KILLED])
     return _publish_log(log, directory, fold, store, outcome, None, soft_fail=(), ended=ended)
 
 
@@ -369,9 +370,8 @@ def _begin(spec: RunSpec, environ: Mapping[str, str]) -> _Begun:
     secrets = load_secrets(model, environ=environ)
     redactor = Redactor(secrets)
     diagnostics.redact_with(lambda text: redactor.text(text)[0])
-    return _Begun(
-        spec, secrets, redactor, build_provider(model, environ=environ, script=spec.responses, secrets=secrets)
-    )
+    provider = build_provider(model, environ=environ, script=spec.responses, recording=spec.recording, secrets=secrets)
+    return _Begun(spec, secrets, redactor, provider)
 
 
 class _State:
@@ -603,7 +603,7 @@ def _work(run: _Run, provider: Provider) -> None:
         cancellation=run.cancellation,
         clock=time.monotonic,
         new_id=run.new_id,
-        hooks=[checks, *run.options.hooks],
+        hooks=_further_hooks(run, checks),
         paranoid=run.options.paranoid,
         open_session=lambda tools: _open_session(run, tools=tools),
         past=run.past,
@@ -614,6 +614,19 @@ def _work(run: _Run, provider: Provider) -> None:
         gc.enable()
     with _WallClock(agent.budget.wall_left(), run.cancellation):
         agent.loop.run()
+
+
+def _further_hooks(run: _Run, checks: Hook) -> list[Hook]:
+    """What watches the agent beside the built-in hooks; a run that plays a recording is compared with it."""
+    hooks = [checks, *run.options.hooks]
+    if run.spec.recording is None:
+        return hooks
+    if run.resumed is not None:
+        diagnostics.warning("a replay that is resumed goes on with the recorded answers, but is not compared any more")
+        return hooks
+    from runner.hooks.replay import with_check
+
+    return with_check(hooks, run.spec.recording, run.spec.profile.model.replay_normalise)
 
 
 def _build_executor(run: _Run) -> Executor:

@@ -50,8 +50,9 @@ class Prices(Section):
 class ModelSection(Section):
     """Which model answers, and how it is reached."""
 
-    provider: Literal["openai", "scripted"] | None = None
-    """`openai`: any endpoint that speaks OpenAI's chat completions. `scripted`: answers from a file, costs nothing."""
+    provider: Literal["openai", "scripted", "replay"] | None = None
+    """`openai`: any endpoint that speaks OpenAI's chat completions. `scripted`: answers from a file, costs nothing.
+    `replay`: the answers of a recorded session, costs nothing; ends with LOG_INVALID where the run goes another way."""
 
     model: Text | None = None
     """Name of the model, as the endpoint knows it."""
@@ -66,7 +67,8 @@ class ModelSection(Section):
     """File that holds the key, in place of a variable. It must lie outside the workspace."""
 
     context_window: Size | None = None
-    """Tokens that fit the model. Absent: what is known of the model; 128,000 for `scripted`."""
+    """Tokens that fit the model. Absent: what is known of the model; 128,000 for `scripted`; what was recorded for
+    `replay`."""
 
     unknown_window: Size | None = None
     """Tokens to assume when nothing is known of the model. Absent: an unknown model needs `context_window`."""
@@ -91,6 +93,12 @@ class ModelSection(Section):
 
     script: Text | None = None
     """File with the answers of the `scripted` provider."""
+
+    replay: Text | None = None
+    """Session that the `replay` provider plays: an artifacts directory, a log, or an exported ZIP."""
+
+    replay_normalise: list[Text] | None = None
+    """Regular expressions, at most 50: what they match may differ between the recording and its replay."""
 
 
 class SandboxEnvironment(Section):

@@ -18,6 +18,7 @@ from runner.config.effective import Effective, digest
 from runner.config.inputs import InputSource, fill, parse_assignments, references, template_problems
 from runner.config.load import Document, Mark, config_error, dotted, read_file
 from runner.config.merge import apply_sets, load_profile, read_bytes_referenced, tighten
+from runner.config.recorded import play, read_replay
 from runner.config.resolve_profile import DEFAULTS, read_script, resolve_profile, untrusted_reason
 from runner.config.shape import demand
 from runner.config.spec import CheckSpec, RunSpec, TaskSpec, WorkspaceSpec
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from runner.config.load import Location
+    from runner.config.recorded import Played
 
 __all__ = ["DEFAULT_PROFILE", "load_run"]
 
@@ -52,6 +54,7 @@ def load_run(
     cwd: Path,
     check_credentials: bool = True,
     fence: Callable[[], str] | None = None,
+    played: Played | None = None,
 ) -> RunSpec:
     """Load and check everything one run needs. Creates nothing.
 
@@ -68,6 +71,7 @@ def load_run(
         cwd: Absolute current directory: relative paths of options start here.
         check_credentials: Whether the variable or file with the key must be there.
         fence: Gives the random text around data blocks.
+        played: A recording to be played in place of the profile's model.
 
     Raises:
         ConfigError: With all problems of the file that has some.
@@ -90,6 +94,8 @@ def load_run(
     problems = tighten(selected, declared.value, document)
     if problems:
         raise config_error(document.source, problems)
+    if played is not None:
+        play(selected, played, cwd)
     demand("profile", selected)
     task_spec = _resolve_task(
         asked,
@@ -103,6 +109,7 @@ def load_run(
     chosen = Effective("profile", selected)
     untrusted = untrusted_reason(trigger, task_spec.inputs)
     responses = read_script(chosen, reader)
+    recording = read_replay(chosen, reader, played)
     profile_spec, policy_value = resolve_profile(
         chosen,
         reader,
@@ -111,6 +118,7 @@ def load_run(
         check_credentials=check_credentials,
         untrusted=untrusted,
         responses=responses,
+        recording=recording,
     )
     config = {"task": asked.nested(), "profile": chosen.nested(), "policy": policy_value}
     sections = (asked, chosen)
@@ -128,6 +136,7 @@ def load_run(
         defining_files=tuple(reader.files),
         context_texts=_context_texts(asked, path, reader),
         responses=responses,
+        recording=recording,
     )
 
 

@@ -13,6 +13,7 @@ from runner.config.directories import check_directory
 from runner.config.effective import digest
 from runner.config.load import Document, Mark, config_error, unknown_name
 from runner.config.merge import read_referenced
+from runner.config.recorded import NO_NETWORK, check_confined
 from runner.config.responses import parse_script
 from runner.config.shape import demand, schema_of, split_key
 from runner.config.spec import ProfileSpec, ToolsSpec
@@ -21,6 +22,7 @@ from runner.config.values import parse_duration, parse_size
 from runner.errors import ConfigError
 from runner.permission import Mode, Trust
 from runner.providers.base import ModelSpec, Prices
+from runner.providers.registry import LOCAL
 from runner.record import fields, replace
 from runner.sandbox.base import SandboxLimits, SandboxSpec
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from runner.config.spec import InputValue
     from runner.config.trust import Reader, Trigger
     from runner.messages import JsonObject
+    from runner.providers.recording import Recording
 
 Settings = TypeVar("Settings")
 
@@ -72,6 +75,7 @@ def resolve_profile(
     check_credentials: bool,
     untrusted: str | None,
     responses: tuple[JsonObject, ...],
+    recording: Recording | None,
 ) -> tuple[ProfileSpec, JsonObject]:
     """Resolve a checked profile.
 
@@ -83,6 +87,7 @@ def resolve_profile(
         check_credentials: Whether the variable or file with the key must be there.
         untrusted: Why the run gets no network, None if it may have one.
         responses: The script's answers.
+        recording: What the provider replay plays.
 
     Returns:
         The profile, and the policy's resolved value.
@@ -98,7 +103,14 @@ def resolve_profile(
         if given is not None
     }
     model = _model(
-        profile, limits, environ, workspace, reader, check_credentials=check_credentials, responses=responses
+        profile,
+        limits,
+        environ,
+        workspace,
+        reader,
+        check_credentials=check_credentials,
+        responses=responses,
+        recording=recording,
     )
     _check_compaction(profile, compaction_for(compaction, overrides, model.model), model)
     mode = Mode(profile.take("permission_mode", default=DEFAULTS["ProfileModel.permission_mode"]))
@@ -106,7 +118,7 @@ def resolve_profile(
     if mode is Mode.DANGER_FULL_ACCESS and not accepted:
         text = "danger-full-access confines nothing: set accept_unconfined to true, or use workspace-write"
         profile.problem(("permission_mode",), text)
-    sandbox = _sandbox(profile, environ, untrusted)
+    sandbox = _sandbox(profile, environ, untrusted if recording is None else NO_NETWORK)
     tools = _tools(profile)
     profile.take("artifacts", "visibility", default=DEFAULTS["Artifacts.visibility"])
     overridable = profile.take("overridable", default=[])
@@ -114,6 +126,8 @@ def resolve_profile(
         if split_key(schema_of("profile"), entry) is None:
             profile.problem(("overridable", index), f"{entry!r} is no key of a profile: correct or remove it")
     policy, value = _policy(profile, reader)
+    if recording is not None:
+        check_confined(profile, mode, policy)
     spec = ProfileSpec(
         name=_profile_name(profile.document.source),
         model=model,
@@ -185,34 +199,36 @@ def _model(
     *,
     check_credentials: bool,
     responses: tuple[JsonObject, ...],
+    recording: Recording | None,
 ) -> ModelSpec:
     section = "model"
     provider = profile.take(section, "provider")
-    scripted = provider == "scripted"
-    name = profile.take(section, "model", default="scripted" if scripted else None)
+    local = provider in LOCAL
+    recorded = None if recording is None else recording.model
+    name = profile.take(section, "model", default=(recorded or provider) if local else None)
     for key, value in (("provider", provider), ("model", name)):
         if value is None:
             profile.problem((section,), f"{key} is missing: add model.{key}")
     defaults = ModelSpec(provider=provider or "", model=name or "")
-    base_url = profile.take(section, "base_url", default=None if scripted else DEFAULT_BASE_URL)
+    base_url = profile.take(section, "base_url", default=None if local else DEFAULT_BASE_URL)
     key_file = profile.raw(section, "api_key_file")
-    default_key = None if scripted or key_file or profile.raw(section, "base_url") else DEFAULT_KEY
+    default_key = None if local or key_file or profile.raw(section, "base_url") else DEFAULT_KEY
     key_env = profile.take(section, "api_key_env", default=default_key)
     if key_env is not None and key_file is not None:
         profile.problem(
             (section, "api_key_file"), "stands beside api_key_env: keep one, null takes an inherited one back"
         )
     file = profile.take(section, "api_key_file", convert=lambda text: _path(profile, (section, "api_key_file"), text))
-    if check_credentials and not scripted:
+    if check_credentials and not local:
         _check_key(profile, key_env, file, environ)
     if file is not None:
         _check_key_file(profile, file, workspace, reader)
-    if scripted:
-        profile.take(section, "script", private=True)
-        profile.note((section, "script_sha256"), digest(list(responses)), profile.origins[section, "script"])
-    elif profile.raw(section, "script") is not None:
-        profile.problem((section, "script"), f"has no effect with provider {provider}: remove it, or use scripted")
-    script = _path(profile, (section, "script"), profile.raw(section, "script")) if scripted else None
+    contents = {"scripted": digest(list(responses)), "replay": None if recording is None else recording.sha256}
+    script = _answers(profile, "script", "scripted", contents["scripted"])
+    replay = _answers(profile, "replay", "replay", contents["replay"])
+    patterns = () if recording is None else tuple(profile.take(section, "replay_normalise", default=[]))
+    if recording is None and profile.raw(section, "replay_normalise") is not None:
+        profile.problem((section, "replay_normalise"), f"has no effect with provider {provider}: remove it")
     proxy = profile.take(section, "proxy")
     if proxy is not None and "@" in proxy:
         shown = re.sub(r"//[^@]*@", "//***@", proxy)
@@ -223,16 +239,36 @@ def _model(
         base_url=base_url,
         api_key_env=key_env,
         api_key_file=file,
-        context_window=_window(profile, defaults.model, scripted=scripted),
+        context_window=_window(profile, defaults.model, local=local, recording=recording),
         proxy=proxy,
         idle=limits.idle if limits.idle is not None else defaults.idle,
         script=script,
-        prices=_prices(profile, defaults.model, limits, scripted=scripted),
+        replay=replay,
+        replay_normalise=patterns,
+        prices=_prices(profile, defaults.model, limits, local=local),
+        max_output_tokens=profile.take(
+            section,
+            "max_output_tokens",
+            default=(recording and recording.max_output) or defaults.max_output_tokens,
+            convert=parse_size,
+        ),
         **{
             key: profile.take(section, key, default=getattr(defaults, key), convert=_CONVERT.get(key))
-            for key in ("max_output_tokens", "temperature", "tool_choice", "first_token")
+            for key in ("temperature", "tool_choice", "first_token")
         },
     )
+
+
+def _answers(profile: Effective, key: str, provider: str, content: str | None) -> str | None:
+    """The file that a provider takes its answers from; None for another provider, which must name none."""
+    given, chosen, location = profile.raw("model", key), profile.raw("model", "provider"), ("model", key)
+    if chosen != provider:
+        if given is not None:
+            profile.problem(location, f"has no effect with provider {chosen}: remove it, or use {provider}")
+        return None
+    profile.take(*location, private=True)
+    profile.note(("model", f"{key}_sha256"), content, profile.origins[location])
+    return _path(profile, location, given)
 
 
 def _check_key(profile: Effective, variable: str | None, file: str | None, environ: Mapping[str, str]) -> None:
@@ -262,12 +298,13 @@ def _path(profile: Effective, location: Location, text: str) -> str:
     return os.path.normpath(os.path.join(profile.document.mark(location).directory, text))  # noqa: PTH118  # texts
 
 
-def _window(profile: Effective, model: str, *, scripted: bool) -> int:
+def _window(profile: Effective, model: str, *, local: bool, recording: Recording | None) -> int:
     from runner.providers.prices import known_window
 
     location = ("model", "context_window")
     assumed = profile.take("model", "unknown_window", convert=parse_size)
-    known = SCRIPTED_WINDOW if scripted else known_window(model) if model else 1
+    recorded = None if recording is None else recording.window
+    known = (recorded or SCRIPTED_WINDOW) if local else known_window(model) if model else 1
     given: int | None = profile.take(*location, default=known, convert=parse_size)
     if given is not None:
         return given
@@ -280,15 +317,14 @@ def _window(profile: Effective, model: str, *, scripted: bool) -> int:
     return int(assumed)
 
 
-def _prices(profile: Effective, model: str, limits: Limits, *, scripted: bool) -> Prices:
-    """Prices of the model: the profile's, else the known ones; ``scripted`` is free.
+def _prices(profile: Effective, model: str, limits: Limits, *, local: bool) -> Prices:
+    """Prices of the model: the profile's, else the known ones; a provider that calls nobody is free.
 
     An input price holds for cached input as well where that has none of its own.
     """
-    from runner.providers.prices import lookup
+    from runner.providers.prices import FREE, lookup
 
-    free = Prices(input=0.0, cache_read=0.0, cache_write=0.0, output=0.0)
-    known = free if scripted else lookup(model)
+    known = FREE if local else lookup(model)
     if profile.raw("model", "prices"):
         known = Prices(**{k: v for k, v in profile.raw("model", "prices").items() if v is not None})
     prices = known or Prices()
@@ -333,6 +369,10 @@ def _sandbox(profile: Effective, environ: Mapping[str, str], untrusted: str | No
     if network == "on" and untrusted:
         network = "off"
         profile.note((section, "network"), network, untrusted)
+    sockets = profile.take(section, "unix_sockets", default=DEFAULTS["Sandbox.unix_sockets"])
+    if sockets == "on" and untrusted == NO_NETWORK:
+        sockets = "off"
+        profile.note((section, "unix_sockets"), sockets, untrusted)
     allowed = tuple(profile.take(section, "env", "allow", default=[]))
     assigned = profile.take(section, "env", "set", default={}, convert=_without_null)
     for index, name in enumerate(allowed):
@@ -346,7 +386,7 @@ def _sandbox(profile: Effective, environ: Mapping[str, str], untrusted: str | No
         backend=profile.take(section, "backend", default=DEFAULTS["Sandbox.backend"]),
         require=tuple(profile.take(section, "require", default=[])),
         network=network == "on",
-        unix_sockets=profile.take(section, "unix_sockets", default=DEFAULTS["Sandbox.unix_sockets"]) == "on",
+        unix_sockets=sockets == "on",
         writable=_writable(profile, environ),
         hidden=_hidden(profile, environ),
         env_allow=allowed,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from runner.messages import JsonObject
     from runner.permission import Mode, Trust
     from runner.providers.base import ModelSpec
+    from runner.providers.recording import Recording
     from runner.sandbox.base import SandboxSpec
 
 
@@ -41,7 +42,7 @@ class CheckSpec:
 
 @record
 class WorkspaceSpec:
-    """Where the agent works. ``isolation``: in-place, copy, worktree. ``dirty``: include, refuse."""
+    """Where the agent works. ``isolation``: in-place, copy, worktree. ``dirty``: include, refuse, ignore."""
 
     path: str
     isolation: str = "in-place"
@@ -123,6 +124,7 @@ class RunSpec:
         trust_reason: Why the trigger has that trust, in a few words.
         context_texts: Text of each of ``task.context``, in the version that may be believed.
         responses: Answers of the ``scripted`` provider, as ``load_script`` gives them.
+        recording: What the ``replay`` provider plays, None for another provider.
     """
 
     task: TaskSpec
@@ -138,3 +140,4 @@ class RunSpec:
     trust_reason: str = ""
     context_texts: tuple[str, ...] = ()
     responses: tuple[JsonObject, ...] = ()
+    recording: Recording | None = None

@@ -45,6 +45,8 @@ class ModelSpec:
     first_token: float = 60.0
     idle: float = 120.0
     script: str | None = None
+    replay: str | None = None
+    replay_normalise: tuple[str, ...] = ()
     prices: Prices = field(default_factory=Prices)
 
 

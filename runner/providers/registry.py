@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 
     from runner.messages import JsonObject
     from runner.providers.base import Dialect, ModelSpec, Provider
+    from runner.providers.recording import Recording
 
-PROVIDERS = ("openai", "scripted")
+PROVIDERS = ("openai", "scripted", "replay")
 """Names that ``model.provider`` may have."""
+
+LOCAL = ("scripted", "replay")
+"""Those that call nobody: they need no key and cost nothing."""
 
 KEY_FILE_BYTES = 65_536
 """Longest file that may hold a key."""
@@ -32,6 +36,22 @@ def dialects() -> dict[str, Dialect]:
     return {**{name: ChatDialect(name) for name in COMPATS}, ScriptedDialect.name: ScriptedDialect()}
 
 
+def replay_dialect(recording: Recording) -> Dialect:
+    """The dialect of a recording's requests, so that bodies can be compared; of a log that names none, the plainest.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, this version does not know it.
+    """
+    known = dialects()
+    name = recording.dialect or "scripted"
+    if name not in known:
+        raise ConfigError(
+            f"{recording.name}: its requests have the dialect {name[:100]!r}, which this version does not know",
+            hint=f"known: {', '.join(known)}",
+        )
+    return known[name]
+
+
 def load_secrets(spec: ModelSpec, *, environ: Mapping[str, str]) -> dict[str, str]:
     """Secrets of the model's settings by a name that may be shown: the key, and the proxy's password.
 
@@ -43,7 +63,7 @@ def load_secrets(spec: ModelSpec, *, environ: Mapping[str, str]) -> dict[str, st
             endpoint is meant and no key is named.
     """
     secrets: dict[str, str] = {}
-    if spec.provider == "scripted":
+    if spec.provider in LOCAL:
         return secrets
     if spec.api_key_env is not None:
         value = environ.get(spec.api_key_env, "")
@@ -85,6 +105,7 @@ def build_provider(
     *,
     environ: Mapping[str, str],
     script: Sequence[JsonObject] | None = None,
+    recording: Recording | None = None,
     secrets: Mapping[str, str] | None = None,
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     now: Callable[[], float] = time.time,
@@ -95,6 +116,7 @@ def build_provider(
         spec: The model's settings.
         environ: Variables of the run; read for the key, ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` only.
         script: The parsed responses of ``spec.script``, for ``scripted``.
+        recording: What ``spec.replay`` holds, for ``replay``.
         secrets: What ``load_secrets`` returned, so that the key is not read twice.
         new_id: A random part for ids of calls that came without one.
         now: Seconds since the epoch.
@@ -108,6 +130,12 @@ def build_provider(
         if script is None:
             raise ConfigError("model.script: the provider scripted needs a script", hint="set model.script to a file")
         return ScriptedProvider(script, source=spec.script or "the script", idle=spec.idle)
+    if spec.provider == "replay":
+        from runner.providers.replay import ReplayProvider
+
+        if recording is None:
+            raise ConfigError("model.replay: the provider replay needs a session", hint="set model.replay to one")
+        return ReplayProvider(recording, dialect=replay_dialect(recording))
     if spec.provider == "openai":
         from runner.providers.openai_chat import OpenAIChatProvider
 
@@ -126,9 +154,10 @@ def build_provider(
 
 def skip_answered(provider: Provider, answered: int) -> None:
     """Tell a provider that plays given answers how many an earlier part of the session used."""
+    from runner.providers.replay import ReplayProvider
     from runner.providers.scripted import ScriptedProvider
 
-    if isinstance(provider, ScriptedProvider):
+    if isinstance(provider, (ReplayProvider, ScriptedProvider)):
         provider.skip(answered)
 
 

@@ -167,7 +167,8 @@ def prepare_workspace(
         isolation: ``in-place``, ``copy`` or ``worktree``.
         base: Revision to start from. In place it must be what is checked out; elsewhere another
             revision starts clean, without the uncommitted changes.
-        dirty: ``include`` takes uncommitted changes as part of the base, ``refuse`` is an error.
+        dirty: ``include`` takes uncommitted changes as part of the base, ``refuse`` is an error, and ``ignore``
+            leaves them out of a copy or worktree.
 
     Raises:
         ConfigError: CONFIG_INVALID, the workspace cannot be used as asked.
@@ -209,7 +210,7 @@ def _isolate(
         if isolation == "worktree":
             raise ConfigError(f"{source} is no git repository, so it has no worktrees", hint="use isolation: copy")
         return _copy_directory(source, state)
-    from_head = commit == repository.commit
+    from_head = commit == repository.commit and dirty != "ignore"
     original = take_snapshot(source, repository, state=state, name="source", whole=True) if from_head else None
     if original is not None:
         _refuse_dirty(original, dirty, repository)

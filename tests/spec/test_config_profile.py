@@ -329,7 +329,7 @@ def test_a_value_that_cannot_be_is_refused_with_what_to_do(folder: Path, lines: 
         ("{}", "model: provider is missing: add model.provider"),
         ("{provider: openai}", "model: model is missing: add model.model"),
         ("{provider: anthropic, model: m}", "model.provider: the text 'anthropic' is none of the choices"),
-        ("{provider: replay, model: m}", "model.provider: the text 'replay' is none of the choices"),
+        ("{provider: gemini, model: m}", "model.provider: the text 'gemini' is none of the choices"),
         ("{provider: openai, model: m, reasoning: high}", "model.reasoning: unknown key"),
         ("{provider: openai, model: m, record: true}", "model.record: unknown key"),
         ("{provider: openai, model: 1.10}", "model.model: a text is needed, this is the number 1.1: put it in quotes"),

@@ -119,9 +119,11 @@ def test_an_unknown_provider_and_a_missing_script_are_mistakes() -> None:
     """The hint lists what there is."""
     with pytest.raises(ConfigError, match="no provider gemini") as caught:
         build_provider(ModelSpec("gemini", "m"), environ={})
-    assert caught.value.hint == "one of openai, scripted"
+    assert caught.value.hint == "one of openai, scripted, replay"
     with pytest.raises(ConfigError, match=r"model\.script"):
         build_provider(ModelSpec("scripted", "m"), environ={})
+    with pytest.raises(ConfigError, match=r"model\.replay"):
+        build_provider(ModelSpec("replay", "m"), environ={})
 
 
 def test_the_scripted_provider_needs_no_key_and_plays_the_script_it_is_given() -> None:
