@@ -233,7 +233,8 @@ class UsageFold:
 
     Args:
         header: Header of the log: gives the id, and ``seedLength`` of a fork.
-        prices: Prices of every answer; None takes them from ``run/start``, else from the list of known models.
+        prices: Prices of the answers in a log whose ``run/start`` declares none; what it declares is for its model
+            alone. None takes those of the list of known models.
     """
 
     def __init__(self, *, header: JsonObject | None = None, prices: Prices | None = None) -> None:
@@ -316,17 +317,17 @@ class UsageFold:
         if not isinstance(model, dict):
             return
         prices = model.get("prices")
-        prices = prices if isinstance(prices, dict) else {}
+        if not isinstance(prices, dict):
+            return
         known = {name: float(price) for name, price in prices.items() if isinstance(price, (int, float))}
-        if known:
-            prices_known = Prices(
-                input=known.get("input"),
-                cache_read=known.get("cache_read"),
-                cache_write=known.get("cache_write"),
-                output=known.get("output"),
-                currency=str(prices.get("currency") or "USD"),
-            )
-            self._configured = (model.get("model"), prices_known)
+        prices_known = Prices(
+            input=known.get("input"),
+            cache_read=known.get("cache_read"),
+            cache_write=known.get("cache_write"),
+            output=known.get("output"),
+            currency=str(prices.get("currency") or "USD"),
+        )
+        self._configured = (model.get("model"), prices_known)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -443,12 +444,12 @@ class UsageFold:
     def _prices(self, row: _Row) -> Prices | None:
         from runner.providers.prices import FREE, lookup
 
-        if self._given is not None:
-            return self._given
         if row.provider in _FREE_PROVIDERS:
             return FREE
         if self._configured is not None and row.model in (None, self._configured[0]):
             return self._configured[1]
+        if self._configured is None and self._given is not None:
+            return self._given
         return lookup(row.model) if row.model else None
 
     @property
@@ -468,7 +469,7 @@ class UsageFold:
         total = {name: _total(rows, name) for name in BUCKETS}
         peaks = [occupancy for row in rows if (occupancy := row.occupancy()) is not None]
         attempts = {id(row): row.attempts if self._sent or row.is_empty() else 1 + row.retries for row in rows}
-        declared = self._given or (self._configured[1] if self._configured else None)
+        declared = self._configured[1] if self._configured else self._given
         values = {
             "schemaVersion": SCHEMA_VERSION,
             "sessionId": self._session_id,

@@ -204,3 +204,29 @@ def test_a_long_result_spills_and_can_be_read_again(
     assert (meta["truncated"], meta["bytes"], meta["spill"]["bytes"]) == (True, len(whole), len(whole))
     assert "spill/call_1_0.txt" in [artifact["path"] for artifact in finished.result["artifacts"]]
     assert_consistent(finished, run_nightshift)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_summary_by_another_model_has_that_models_price(
+    known: bool, run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
+) -> None:
+    """An unknown price is null, never the main model's; run, stats and verify agree."""
+    usage = {"prompt_tokens": 900, "completion_tokens": 40}
+    call = chat_reply(calls=[("call_1", "read_file", json.dumps({"path": "f0.txt"}))], usage=usage)
+    replies = [call, *(chat_reply(text, usage=usage) for text in ("Read.", "I read it.", "Done."))]
+    with ModelServer(replies) as server:
+        model = {"provider": "openai", "model": "m", "base_url": server.url, "context_window": 50_000}
+        profile = {
+            "model": {**model, "prices": {"input": 1, "output": 2}} if known else model,
+            "compaction": {"keep": 0.001, "summary_model": "other" if known else "gpt-4o"},
+        }
+        task = scripted_task([], profile=profile, task={"turns": ["And now?"], "compact_at": [2]})
+        finished = run_nightshift("run", task, "--workspace", make_repo(files(4_000)))
+
+    assert finished.exit_code == 0, finished.stderr
+    assert_consistent(finished, run_nightshift)
+    stats = json.loads(run_nightshift("session", "stats", "--json", finished.artifacts).stdout)
+    assert stats == json.loads((finished.artifacts / "usage.json").read_text())
+    costs = {row["purpose"]: row["costUsd"] for row in stats["perStep"]}
+    assert (costs["main"] is None, costs["summary"] is None) == (not known, known)
+    assert finished.result["costUsd"] is None
