@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from runner.cli import session_replay
 from runner.cli.output import say
 from runner.neutral import neutral_json, neutral_line
 
@@ -30,10 +31,13 @@ _BATCH = 512
 
 @click.group()
 def command() -> None:
-    """Show, measure, verify, export and fork session logs.
+    """Show, measure, verify, export, fork and replay session logs.
 
     SESSION is an id, an artifacts directory, a .jsonl, a .jsonl.zst or .zstd, or an exported ZIP.
     """
+
+
+command.add_command(session_replay.command)
 
 
 @command.command()

@@ -128,6 +128,7 @@ class Recording:
         trust: Trust of the trigger, as recorded.
         compact_at: Turns before whose first request the history was compacted since the task said so.
         ends: Why it ends before the run was done; None for a run that came to its end.
+        asked: What the recorded run had and a replay never has, in words.
         requests: Number of requests in ``events``, repeated attempts not counted.
         diverged: Set by who compares, once the run left the recording: nothing more is answered then.
     """
@@ -150,6 +151,7 @@ class Recording:
     trust: str | None = None
     compact_at: tuple[int, ...] = ()
     ends: str | None = None
+    asked: tuple[str, ...] = ()
     requests: int = 0
     diverged: RunnerError | None = None
 
@@ -276,6 +278,7 @@ class _Reader:
             trust=facts.get("trust"),
             compact_at=facts.get("compact_at", ()),
             ends=self.ends,
+            asked=tuple(facts.get("asked", ())),
             requests=self._requests,
         )
 
@@ -284,6 +287,7 @@ class _Reader:
     def _run_start(self, event: ev.RunStart) -> None:
         self._facts.setdefault("base", event.base)
         self._facts.setdefault("trust", event.trust)
+        self._facts.setdefault("asked", list(_asked(event)))
         task = event.config.get("task")
         turns = task.get("compact_at") if isinstance(task, dict) else None
         if isinstance(turns, list) and all(type(turn) is int and turn > 0 for turn in turns):
@@ -452,6 +456,17 @@ class _Reader:
         else:
             usage = None if event.refused_usage is None else _checked_usage(event.refused_usage, event.seq)
             self.answers.append({**where, "kind": "chunks", "chunks": list(_chunks_of([], "stop", usage))})
+
+
+def _asked(event: ev.RunStart) -> Iterator[str]:
+    """What a run was started with that no replay has."""
+    profile = event.config.get("profile")
+    profile = profile if isinstance(profile, dict) else {}
+    if "danger-full-access" in (event.sandbox.get("mode"), profile.get("permission_mode")):
+        yield "danger-full-access"
+    if event.sandbox.get("network") not in (None, "off"):
+        yield "network"
+    yield from (name for name in ("plugins", "mcp") if profile.get(name) or event.config.get(name))
 
 
 def _size(value: Any) -> int:
