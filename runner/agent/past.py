@@ -65,6 +65,7 @@ class Past:
         self.failed_checks: dict[str, int] = {}
         self._cost_of = cost_of
         self._seed = seed
+        self._asking = False
         self._used: dict[str, float] = dict.fromkeys(("steps", "turns", "cost", "tokens", "output_bytes"), 0)
         self._milliseconds = 0
         self._first_time: int | None = None
@@ -82,7 +83,8 @@ class Past:
             ev.StepStart: self._step_start,
             ev.InboxSpliced: self._spliced,
             ev.RequestHeaderEvent: self._request_header,
-            ev.LlmRetry: self._retry,
+            ev.RequestSent: self._sent,
+            ev.LlmRetry: self._settled,
             ev.CompactionSummary: self._summary,
             ev.CompactionEnd: self._compaction_end,
             ev.ToolResult: self._tool_result,
@@ -153,7 +155,10 @@ class Past:
         self._charge(event, "turns", 1)
 
     def _turn_end(self, event: ev.TurnEnd) -> None:
-        self.completed = event.reason.get("kind") == "completed"
+        kind = event.reason.get("kind")
+        self.completed = kind == "completed"
+        if kind == "error" and self._asking:
+            self._settled()
 
     def _step_start(self, event: ev.StepStart) -> None:
         self.step = event.step
@@ -190,7 +195,8 @@ class Past:
         self.surface.append(event)
         self.projection.apply(event)
         if isinstance(event, ev.AssistantMessage) and answered and self.header is not None:
-            self.answered += not event.interrupted
+            if not event.interrupted:
+                self._settled()
             if event.usage is not None:
                 self.occupancy.anchor(event.usage, self.header, self.projection)
             content = event.message["content"]
@@ -202,11 +208,15 @@ class Past:
         self._charge(event, "tokens", total_tokens(found))
         self._charge(event, "cost", self._cost_of(found) or 0.0)
 
-    def _retry(self, _: ev.LlmRetry) -> None:
+    def _sent(self, _: ev.RequestSent) -> None:
+        self._asking = True
+
+    def _settled(self, *_: object) -> None:
+        self._asking = False
         self.answered += 1
 
     def _summary(self, event: ev.CompactionSummary) -> None:
-        self.answered += 1
+        self._settled()
         answered = tokens.estimate_content(event.summary, tokens.cautious)
         self._settle(event, event.usage, event.shadowed_token_count or 0, answered)
 
