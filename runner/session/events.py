@@ -210,13 +210,15 @@ class UnknownEvent(Event):
 # --- turns, steps, messages --------------------------------------------------------------------
 
 
-class TurnStart(Event, type="turn/start", writer="agent.loop", readers="outcome, repair, usage, show"):
+class TurnStart(Event, type="turn/start", writer="agent.loop", readers="outcome, verify, repair, resume, show"):
     """A turn begins: one user message is being handled. Does not imply that a step follows."""
 
     turn: int = wire("integer")
 
 
-class TurnEnd(Event, type="turn/end", writer="agent.loop, session.repair", readers="outcome, repair, show"):
+class TurnEnd(
+    Event, type="turn/end", writer="agent.loop, session.repair", readers="outcome, verify, repair, resume, show"
+):
     """A turn is over. ``reason.kind``: completed, aborted, blocked, error, max-tokens, interrupted.
 
     ``aborted`` carries ``reason {kind: limit | budget | policy | signal, code}``, ``error`` an
@@ -227,14 +229,16 @@ class TurnEnd(Event, type="turn/end", writer="agent.loop, session.repair", reade
     reason: JsonObject = wire("object")
 
 
-class StepStart(Event, type="step/start", writer="agent.loop", readers="repair, request, show"):
+class StepStart(Event, type="step/start", writer="agent.loop", readers="request, usage, verify, repair, resume, show"):
     """A model request is about to be made. Does not imply that it was sent."""
 
     turn: int = wire("integer")
     step: int = wire("integer")
 
 
-class StepEnd(Event, type="step/end", writer="agent.loop, session.repair", readers="outcome, usage, show"):
+class StepEnd(
+    Event, type="step/end", writer="agent.loop, session.repair", readers="outcome, usage, verify, repair, show"
+):
     """A step is over, failed and cancelled ones too. Steps are counted by this event."""
 
     turn: int = wire("integer")
@@ -242,7 +246,11 @@ class StepEnd(Event, type="step/end", writer="agent.loop, session.repair", reade
 
 
 class UserMessage(
-    Event, type="user/message", writer="agent.loop, compaction", readers="projection, show", surface=True
+    Event,
+    type="user/message",
+    writer="agent.loop, compaction.summary",
+    readers="projection, usage, reports, verify, resume, show",
+    surface=True,
 ):
     """A message of role user: the prompt, a followup, a reminder, run-time context, a summary.
 
@@ -255,7 +263,9 @@ class UserMessage(
     id: str = wire("string")
 
 
-class AssistantChunk(Event, type="assistant/chunk", writer="agent.loop", readers="codec, verify, replay"):
+class AssistantChunk(
+    Event, type="assistant/chunk", writer="agent.loop", readers="usage, reports, verify, repair, show"
+):
     """One piece of a streamed answer. A failed attempt leaves only its chunks."""
 
     turn: int = wire("integer")
@@ -264,7 +274,11 @@ class AssistantChunk(Event, type="assistant/chunk", writer="agent.loop", readers
 
 
 class AssistantMessage(
-    Event, type="assistant/message", writer="agent.loop", readers="projection, usage, outcome, show", surface=True
+    Event,
+    type="assistant/message",
+    writer="agent.loop",
+    readers="projection, outcome, usage, verify, repair, resume, show",
+    surface=True,
 ):
     """The whole answer of one successful call; ``interrupted`` marks one cut by cancellation.
 
@@ -278,7 +292,9 @@ class AssistantMessage(
     interrupted: bool | None = wire("boolean", default=None)
 
 
-class ToolCall(Event, type="tool/call", writer="agent.loop", readers="repair, outcome, policy test, show"):
+class ToolCall(
+    Event, type="tool/call", writer="tools.scheduler", readers="outcome, usage, reports, verify, repair, show"
+):
     """The model asked for a call. Does not imply that it was allowed or started."""
 
     turn: int = wire("integer")
@@ -291,8 +307,8 @@ class ToolCall(Event, type="tool/call", writer="agent.loop", readers="repair, ou
 class ToolResult(
     Event,
     type="tool/result",
-    writer="agent.loop, session.repair",
-    readers="projection, outcome, usage, show",
+    writer="compaction.prune, session.repair, tools.scheduler",
+    readers="projection, outcome, usage, reports, verify, repair, resume, show",
     surface=True,
 ):
     """The result of one call, denied and failed ones too; ``error`` has a stable ``code``.
@@ -308,7 +324,7 @@ class ToolResult(
     meta: JsonObject | None = wire("object", default=None)
 
 
-class RequestHeaderEvent(Event, type="request/header", writer="agent.loop", readers="request, projection, show"):
+class RequestHeaderEvent(Event, type="request/header", writer="agent.loop", readers="request, usage, resume, show"):
     """System prompt, tools and call configuration of the requests that follow.
 
     ``reason``: initial, resume, change. Written only when one of them holds.
@@ -318,7 +334,7 @@ class RequestHeaderEvent(Event, type="request/header", writer="agent.loop", read
     reason: str = wire("string")
 
 
-class RequestContext(Event, type="request/context", writer="agent.loop", readers="usage, show"):
+class RequestContext(Event, type="request/context", writer="agent.loop", readers="usage, reports, show"):
     """Model and window that the requests that follow are made for."""
 
     provider: str = wire("string")
@@ -326,7 +342,7 @@ class RequestContext(Event, type="request/context", writer="agent.loop", readers
     context_window: int | None = wire("integer", "contextWindow", default=None)
 
 
-class InboxSpliced(Event, type="agent/inbox/spliced", writer="agent.loop", readers="resume, show"):
+class InboxSpliced(Event, type="agent/inbox/spliced", writer="agent.inbox", readers="resume, show"):
     """Messages were queued for, or claimed from, ``next-turn`` or ``next-step``."""
 
     target: str = wire("string")
@@ -345,7 +361,7 @@ class PermissionPreset(Event, type="permission/preset", writer="run", readers="s
     preset: str = wire("string")
 
 
-class SandboxModeEvent(Event, type="sandbox/mode", writer="run", readers="show"):
+class SandboxModeEvent(Event, type="sandbox/mode", writer="run", readers="reports, show"):
     """The sandbox mode the session starts with."""
 
     mode: str = wire("string")
@@ -357,7 +373,12 @@ class ApprovalPolicy(Event, type="approval/policy", writer="run", readers="show"
     policy: str = wire("string")
 
 
-class ApprovalAsked(Event, type="approval/asked", writer="agent.loop", readers="outcome, policy test, show"):
+class ApprovalAsked(
+    Event,
+    type="approval/asked",
+    writer="approvals.resolver, tools.pipeline",
+    readers="outcome, reports, verify, repair, show",
+):
     """One validated call was put to the policy.
 
     ``command`` is the shell text, ``paths`` the resolved paths ``{read: [], write: []}``, ``escalation``
@@ -373,7 +394,12 @@ class ApprovalAsked(Event, type="approval/asked", writer="agent.loop", readers="
     reason: str | None = wire("string", default=None, always=True)
 
 
-class ApprovalDecided(Event, type="approval/decided", writer="agent.loop", readers="outcome, policy test, show"):
+class ApprovalDecided(
+    Event,
+    type="approval/decided",
+    writer="approvals.resolver, tools.pipeline",
+    readers="outcome, reports, verify, repair, show",
+):
     """The decision on the ``approval/asked`` of the same id.
 
     ``outcome``: allowed-once, rejected, cancelled (dsh also: unavailable). ``rule`` is the id of
@@ -390,7 +416,7 @@ class ApprovalDecided(Event, type="approval/decided", writer="agent.loop", reade
 # --- provider retries, compaction --------------------------------------------------------------
 
 
-class LlmRetry(Event, type="llm/retry", writer="agent.loop", readers="usage, show"):
+class LlmRetry(Event, type="llm/retry", writer="agent.loop", readers="resume, show"):
     """A model request failed and will be made again after ``delayMs``."""
 
     retry_id: str = wire("string", "retryId")
@@ -402,7 +428,7 @@ class LlmRetry(Event, type="llm/retry", writer="agent.loop", readers="usage, sho
     failure: JsonObject = wire("object")
 
 
-class LlmRetryStarted(Event, type="llm/retry-started", writer="agent.loop", readers="show"):
+class LlmRetryStarted(Event, type="llm/retry-started", writer="agent.loop", readers="usage, reports, show"):
     """The delay of the ``llm/retry`` of the same id is over."""
 
     retry_id: str = wire("string", "retryId")
@@ -411,14 +437,18 @@ class LlmRetryStarted(Event, type="llm/retry-started", writer="agent.loop", read
     retry: int = wire("integer")
 
 
-class CompactionStart(Event, type="compaction/start", writer="compaction", readers="usage, verify, show"):
+class CompactionStart(
+    Event, type="compaction/start", writer="compaction.summary", readers="usage, verify, repair, show"
+):
     """A summary is being made. Does not imply that it succeeds."""
 
     compaction_id: str = wire("string", "compactionId")
     turn: int = wire("integer")
 
 
-class CompactionSummary(Event, type="compaction/summary", writer="compaction", readers="usage, show"):
+class CompactionSummary(
+    Event, type="compaction/summary", writer="compaction.summary", readers="usage, verify, repair, resume, show"
+):
     """The summary and what it cost; the replacing ``user/message`` follows."""
 
     compaction_id: str = wire("string", "compactionId")
@@ -431,7 +461,9 @@ class CompactionSummary(Event, type="compaction/summary", writer="compaction", r
     usage: Usage | None = wire("object", default=None)
 
 
-class CompactionEnd(Event, type="compaction/end", writer="compaction", readers="usage, show"):
+class CompactionEnd(
+    Event, type="compaction/end", writer="compaction.summary", readers="usage, verify, repair, resume, show"
+):
     """The compaction of the same id is over; ``error`` when it changed nothing.
 
     ``refusedUsage`` is what tries cost that gave no usable summary.
@@ -443,7 +475,7 @@ class CompactionEnd(Event, type="compaction/end", writer="compaction", readers="
     refused_usage: Usage | None = wire("object", "refusedUsage", default=None)
 
 
-class CompactionPrune(Event, type="compaction/prune", writer="compaction", readers="usage, show"):
+class CompactionPrune(Event, type="compaction/prune", writer="compaction.prune", readers="verify, repair, show"):
     """One tool result is cut; the replacing ``tool/result`` is the next event."""
 
     shadowed_range: JsonObject = wire("object", "shadowedRange")
@@ -451,7 +483,7 @@ class CompactionPrune(Event, type="compaction/prune", writer="compaction", reade
     shadowed_token_count: int | None = wire("integer", "shadowedTokenCount", default=None)
 
 
-class TodoWrite(Event, type="todo/write", writer="agent.loop", readers="show"):
+class TodoWrite(Event, type="todo/write", writer="tools.builtin.todo", readers="show"):
     """The model's list of what is left to do. Says nothing about the task's outcome."""
 
     todos: list[Any] = wire("array")
@@ -492,13 +524,13 @@ class WorkflowRunStart(Event, type="tool-workflow/run-start", writer="read only"
     run_id: str = wire("string", "runId")
 
 
-class WorkflowAgentStart(Event, type="tool-workflow/agent-start", writer="read only", readers="show"):
+class WorkflowAgentStart(Event, type="tool-workflow/agent-start", writer="read only", readers="usage, show"):
     """A workflow started a child."""
 
     run_id: str = wire("string", "runId")
 
 
-class WorkflowAgentEnd(Event, type="tool-workflow/agent-end", writer="read only", readers="show"):
+class WorkflowAgentEnd(Event, type="tool-workflow/agent-end", writer="read only", readers="usage, show"):
     """A workflow's child ended."""
 
     run_id: str = wire("string", "runId")
@@ -551,7 +583,7 @@ class AgentPresetSelected(Event, type="agent-preset/selected", writer="read only
     """A preset was chosen."""
 
 
-class SessionEndSeed(Event, type="session/end-seed", writer="read only", readers="usage, verify"):
+class SessionEndSeed(Event, type="session/end-seed", writer="session.fork", readers="outcome, usage, verify, show"):
     """What a fork took over from its parent ends here; usage before it belongs to the parent."""
 
 
@@ -570,7 +602,7 @@ class TeamEvent(Event, type="team/*", writer="read only", readers="show"):
 # --- own events, all ignorable -----------------------------------------------------------------
 
 
-class RunStart(Event, type="run/start", writer="run", readers="outcome, reports, resume", ignorable=True):
+class RunStart(Event, type="run/start", writer="run", readers="outcome, usage, reports, resume, show", ignorable=True):
     """A run begins: what it runs, on what, under which sandbox. First event of a fresh log."""
 
     task_digest: str = wire("string", "taskDigest")
@@ -584,7 +616,7 @@ class RunStart(Event, type="run/start", writer="run", readers="outcome, reports,
     config: JsonObject = wire("object")
 
 
-class RunEnd(Event, type="run/end", writer="run", readers="outcome, reports, verify", ignorable=True):
+class RunEnd(Event, type="run/end", writer="outcome", readers="outcome, verify, resume, show", ignorable=True):
     """The run is over. Only ``artifact/written`` and the final seal follow."""
 
     outcome: str = wire("string")
@@ -596,14 +628,20 @@ class RunEnd(Event, type="run/end", writer="run", readers="outcome, reports, ver
     steps: int = wire("integer")
 
 
-class RunResume(Event, type="run/resume", writer="run", readers="reports", ignorable=True):
+class RunResume(Event, type="run/resume", writer="run", readers="outcome, reports, resume, show", ignorable=True):
     """A run goes on from a repaired log."""
 
     previous_seal: str | None = wire("string", "previousSeal", default=None)
     changes: list[Any] = wire("array")
 
 
-class RequestSent(Event, type="request/sent", writer="agent.loop", readers="request, usage, verify", ignorable=True):
+class RequestSent(
+    Event,
+    type="request/sent",
+    writer="agent.loop",
+    readers="request, usage, verify, repair, resume, show",
+    ignorable=True,
+):
     """A request body is about to be sent: its size and SHA-256, before content encoding.
 
     ``purpose``: main, summary, judge, repair. Does not imply that an answer came.
@@ -619,13 +657,13 @@ class RequestSent(Event, type="request/sent", writer="agent.loop", readers="requ
     sha256: str = wire("string")
 
 
-class SetupStart(Event, type="setup/start", writer="run", readers="outcome, show", ignorable=True):
+class SetupStart(Event, type="setup/start", writer="read only", readers="show", ignorable=True):
     """A setup command begins."""
 
     index: int = wire("integer")
 
 
-class SetupEnd(Event, type="setup/end", writer="run", readers="outcome, show", ignorable=True):
+class SetupEnd(Event, type="setup/end", writer="read only", readers="outcome, show", ignorable=True):
     """A setup command ended."""
 
     index: int = wire("integer")
@@ -633,14 +671,14 @@ class SetupEnd(Event, type="setup/end", writer="run", readers="outcome, show", i
     duration_ms: int = wire("integer", "durationMs")
 
 
-class CheckStart(Event, type="check/start", writer="hooks.checks", readers="outcome, reports", ignorable=True):
+class CheckStart(Event, type="check/start", writer="hooks.checks", readers="show", ignorable=True):
     """A check command begins."""
 
     name: str = wire("string")
     attempt: int = wire("integer")
 
 
-class CheckEnd(Event, type="check/end", writer="hooks.checks", readers="outcome, reports", ignorable=True):
+class CheckEnd(Event, type="check/end", writer="hooks.checks", readers="outcome, resume, show", ignorable=True):
     """A check command ended. The last attempt of each check decides.
 
     ``output`` is the end of what a failing attempt printed, without secrets.
@@ -654,7 +692,7 @@ class CheckEnd(Event, type="check/end", writer="hooks.checks", readers="outcome,
     output: str | None = wire("string", default=None)
 
 
-class LimitReached(Event, type="limit/reached", writer="agent.loop", readers="outcome, reports", ignorable=True):
+class LimitReached(Event, type="limit/reached", writer="agent.loop", readers="outcome, reports, show", ignorable=True):
     """A limit is at 90 or 100 percent. At 100 the run ends with that limit's code.
 
     ``needed`` is what the next request may take, when that is what no longer fits.
@@ -667,7 +705,9 @@ class LimitReached(Event, type="limit/reached", writer="agent.loop", readers="ou
     needed: float | None = wire("number", default=None)
 
 
-class ArtifactWritten(Event, type="artifact/written", writer="run", readers="reports, verify", ignorable=True):
+class ArtifactWritten(
+    Event, type="artifact/written", writer="artifacts.publish", readers="reports, verify, resume, show", ignorable=True
+):
     """A file of the artifacts directory is complete."""
 
     name: str = wire("string")
@@ -676,7 +716,9 @@ class ArtifactWritten(Event, type="artifact/written", writer="run", readers="rep
     sha256: str = wire("string")
 
 
-class Redaction(Event, type="redaction", writer="agent.loop", readers="reports", ignorable=True):
+class Redaction(
+    Event, type="redaction", writer="assembly, tools.pipeline", readers="reports, export, show", ignorable=True
+):
     """Known secrets were taken out before anything was written; ``where`` names the place."""
 
     kind: str = wire("string")
@@ -684,7 +726,7 @@ class Redaction(Event, type="redaction", writer="agent.loop", readers="reports",
     where: str = wire("string")
 
 
-class SandboxEgress(Event, type="sandbox/egress", writer="read only", readers="reports", ignorable=True):
+class SandboxEgress(Event, type="sandbox/egress", writer="read only", readers="show", ignorable=True):
     """The network allowlist decided on a connection."""
 
     host: str = wire("string")
@@ -692,7 +734,7 @@ class SandboxEgress(Event, type="sandbox/egress", writer="read only", readers="r
     decision: str = wire("string")
 
 
-class LogSeal(Event, type="log/seal", writer="session.log", readers="verify", ignorable=True):
+class LogSeal(Event, type="log/seal", writer="session.log", readers="verify, resume, show", ignorable=True):
     """SHA-256 over every decoded byte before the value; ``lines`` counts the lines before the seal."""
 
     lines: int = wire("integer")
