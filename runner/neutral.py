@@ -17,6 +17,7 @@ _ACTIVE_IN_JSON = f"[{_CONTROL}{_DIRECTION}\ud800-\udfff]"
 # GitHub cuts all white space off before it looks. Within one line, so that blank lines cost nothing.
 _COMMAND_START = r"(?m)^([^\S\n]*):(?=:)"
 _COMMAND_ANYWHERE = r"##(?=[a-zA-Z]*\[)"
+_ACTIVE_ASCII = bytes((*range(0x09), *range(0x0B, 0x20), 0x7F))
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -26,8 +27,21 @@ def _escape(found: re.Match[str]) -> str:
 
 def neutral_text(text: str) -> str:
     """``text`` with controls as escapes (newlines and tabs stay) and commands of CI systems broken up."""
-    text = re.sub(_ACTIVE, _escape, text.replace("\r\n", "\n"))
-    return re.sub(_COMMAND_ANYWHERE, r"#\\#", re.sub(_COMMAND_START, r"\1:\\", text))
+    text = text.replace("\r\n", "\n")
+    if not _is_inert(text):
+        text = re.sub(_ACTIVE, _escape, text)
+    if "::" in text:
+        text = re.sub(_COMMAND_START, r"\1:\\", text)
+    if "##" in text:
+        text = re.sub(_COMMAND_ANYWHERE, r"#\\#", text)
+    return text
+
+
+def _is_inert(text: str) -> bool:
+    """Whether nothing in ``text`` is to be escaped, found without a regular expression: most text is, and long."""
+    if text.isascii():
+        return len(text.encode().translate(None, _ACTIVE_ASCII)) == len(text)
+    return text.replace("\n", "").replace("\t", "").isprintable()
 
 
 def neutral_line(text: str) -> str:
@@ -37,5 +51,6 @@ def neutral_line(text: str) -> str:
 
 def neutral_json(text: str) -> str:
     """JSON text with the same value in which nothing is active; its strings hold what may be."""
-    text = re.sub(_ACTIVE_IN_JSON, lambda found: f"\\u{ord(found[0]):04x}", text)
-    return re.sub(_COMMAND_ANYWHERE, r"#\\u0023", text)
+    if not _is_inert(text):
+        text = re.sub(_ACTIVE_IN_JSON, lambda found: f"\\u{ord(found[0]):04x}", text)
+    return re.sub(_COMMAND_ANYWHERE, r"#\\u0023", text) if "##" in text else text

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SESSION = click.argument("session", metavar="SESSION")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_BATCH = 512
+_BATCH = 64 * 1024
 
 
 @click.group()
@@ -47,10 +47,11 @@ command.add_command(session_replay.command)
 def show(session: str, *, full: bool, as_json: bool) -> None:
     """Print a session as a readable transcript, or its events as JSON."""
     from runner.session.store import open_session
-    from runner.session.transcript import transcript
+    from runner.session.transcript import transcript_parts
 
     source = open_session(session)
-    _print_lines(_json_document(source) if as_json else transcript(source.header, source.packed_events(), full=full))
+    parts = _json_document(source) if as_json else transcript_parts(source.header, source.packed_events(), full=full)
+    _print_lines(parts)
     if source.dropped:
         say(f"note: {source.dropped}")
 
@@ -195,10 +196,13 @@ def _json_document(source: SessionSource) -> Iterator[str]:
     """One JSON document, made line by line."""
     import orjson
 
+    from runner.session.codec import ChunkRow
+
     yield neutral_json(f'{{"schemaVersion":1,"header":{orjson.dumps(source.header).decode()},"events":[')
     separator = ""
-    for event in source.events():
-        yield separator + neutral_json(orjson.dumps(event.record()).decode())
+    for event in source.packed_events():
+        records = event.records() if isinstance(event, ChunkRow) else [event.record()]
+        yield separator + neutral_json(orjson.dumps(records)[1:-1].decode())
         separator = ","
     yield f'],"dropped":{orjson.dumps(source.dropped).decode()}}}'
 
@@ -255,10 +259,16 @@ def _print_json(value: object) -> None:
 
 
 def _print_lines(lines: Iterator[str]) -> None:
-    """Write lines as UTF-8 whatever the locale, without holding them all."""
-    from itertools import islice
-
+    """Write lines, or parts of several, as UTF-8 whatever the locale, without holding them all."""
     stream = sys.stdout.buffer
-    while batch := list(islice(lines, _BATCH)):
-        stream.write("".join(f"{line}\n" for line in batch).encode())
+    held: list[str] = []
+    size = 0
+    for line in lines:
+        held.append(line)
+        size += len(line)
+        if size >= _BATCH:
+            stream.write(("\n".join(held) + "\n").encode())
+            held, size = [], 0
+    if held:
+        stream.write(("\n".join(held) + "\n").encode())
     stream.flush()

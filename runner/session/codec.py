@@ -31,6 +31,7 @@ MAX_READ_LINE = 16 * 1024 * 1024
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 _PLAIN_READ = 256 * 1024
+_ZSTD_BLOCK = 32 * 1024
 _ZSTD_READ = 1024  # bytes of a frame that can stand for at most 32 MiB of content
 _ZSTD_PIECE = 64 * 1024
 _MAX_WINDOW = 64 * 1024 * 1024
@@ -202,26 +203,37 @@ class ZstdChunks:
         decoder, offset = factory.decompressobj(), 0
         held: list[bytes] = []
         size = 0
-        while data := self._stream.read(_ZSTD_READ):
-            offset += len(data)
-            while data:
-                try:
-                    decoded = decoder.decompress(data)
-                except zstandard.ZstdError as error:
-                    yield b"".join(held)
-                    raise LogError(f"damaged zstd data before byte {offset}: {_reason(error)}") from error
-                held.append(decoded)
-                size += len(decoded)
-                if size >= _ZSTD_PIECE:
-                    decoded = b"".join(held) if len(held) > 1 else decoded
-                    held, size = [], 0
-                    for start in range(0, len(decoded), _PLAIN_READ):
-                        yield decoded[start : start + _PLAIN_READ]
-                data = decoder.unused_data if decoder.eof else b""
-                self.unfinished = not decoder.eof
-                if decoder.eof:
-                    decoder = factory.decompressobj()
-        yield b"".join(held)
+        while block := self._stream.read(_ZSTD_BLOCK):
+            for start in range(0, len(block), _ZSTD_READ):
+                data = block[start : start + _ZSTD_READ]
+                offset += len(data)
+                while data:
+                    try:
+                        decoded = decoder.decompress(data)
+                    except zstandard.ZstdError as error:
+                        yield from _pieces(held)
+                        raise LogError(f"damaged zstd data before byte {offset}: {_reason(error)}") from error
+                    held.append(decoded)
+                    size += len(decoded)
+                    if size >= _ZSTD_PIECE:
+                        yield from _pieces(held)
+                        held, size = [], 0
+                    finished = decoder.eof
+                    data = decoder.unused_data if finished else b""
+                    self.unfinished = not finished
+                    if finished:
+                        decoder = factory.decompressobj()
+        yield from _pieces(held)
+
+
+def _pieces(held: list[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of a bounded size."""
+    decoded = held[0] if len(held) == 1 else b"".join(held)
+    if len(decoded) <= _PLAIN_READ:
+        yield decoded
+        return
+    for start in range(0, len(decoded), _PLAIN_READ):
+        yield decoded[start : start + _PLAIN_READ]
 
 
 def _reason(error: Exception) -> str:
@@ -342,6 +354,14 @@ class ChunkRow:
         times = itertools.accumulate(data["dt"], initial=self._record["time0"])
         for seq, time, part in zip(itertools.count(self.seq), times, data[kind.parts], strict=False):
             yield HeldChunk(seq, time, self.turn, self.step, {**head, kind.part: part})
+
+    def records(self) -> list[JsonObject]:
+        """The lines its events would have if they were not packed."""
+        where = {"turn": self.turn, "step": self.step}
+        return [
+            {"type": self.TYPE, "seq": seq, "time": time, "data": {**where, "chunk": chunk}}
+            for seq, time, _, _, chunk in self.chunks()
+        ]
 
     def events(self) -> Iterator[AssistantChunk]:
         """The events it stands for."""

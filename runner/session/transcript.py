@@ -7,6 +7,7 @@ cut with a note. Reads all event types; no effect on the prefix cache.
 
 from __future__ import annotations
 
+import functools
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +28,17 @@ CUT = 2000
 
 _SUMMARY_CUT = 200
 _MARGIN = " " * 8 + "| "
+_NEXT_LINE = "\n" + _MARGIN
 
 
 def transcript(header: JsonObject, events: Iterable[Event | ChunkRow], *, full: bool = False) -> Iterator[str]:
-    """Yield the lines of the transcript, without newlines.
+    """Yield the lines of the transcript, without newlines; the arguments are those of ``transcript_parts``."""
+    for part in transcript_parts(header, events, full=full):
+        yield from part.split("\n")
+
+
+def transcript_parts(header: JsonObject, events: Iterable[Event | ChunkRow], *, full: bool = False) -> Iterator[str]:
+    """Yield the transcript in parts of whole lines, without the newline behind the last.
 
     Args:
         header: The header of the log.
@@ -47,7 +55,7 @@ def transcript(header: JsonObject, events: Iterable[Event | ChunkRow], *, full: 
         if chunks:
             yield _chunk_line(chunks)
             chunks = []
-        yield from _lines_of(event, full=full)
+        yield from _parts_of(event, full=full)
     if chunks:
         yield _chunk_line(chunks)
 
@@ -70,20 +78,28 @@ def _moment(milliseconds: float, form: str) -> str:
         return str(milliseconds)
 
 
+def _clock(milliseconds: float) -> str:
+    return _clock_of_second(milliseconds // 1000) or str(milliseconds)
+
+
+@functools.lru_cache(maxsize=64)
+def _clock_of_second(second: float) -> str | None:
+    shown = _moment(second * 1000, "%H:%M:%S")
+    return shown if ":" in shown else None
+
+
 def _chunk_line(span: list[int]) -> str:
     return f"{span[0]:>7}  {'assistant/chunk':<20}  {span[1] - span[0] + 1} chunks"
 
 
-def _lines_of(event: Event, *, full: bool) -> Iterator[str]:
+def _parts_of(event: Event, *, full: bool) -> Iterator[str]:
     summary, content = _describe(event)
     name = event.record()["type"] if isinstance(event, (ev.UnknownEvent, ev.TeamEvent)) else event.TYPE
-    clock = _moment(event.time, "%H:%M:%S")
-    yield neutral_line(f"{event.seq:>7}  {name:<20}  {clock}  {_cut(summary, full=full)}".rstrip())
+    yield neutral_line(f"{event.seq:>7}  {name:<20}  {_clock(event.time)}  {_cut(summary, full=full)}".rstrip())
     for text in content:
-        shown = neutral_text(text)
-        rest = 0 if full else len(shown) - CUT
-        for line in (shown[:CUT] if rest > 0 else shown).split("\n"):
-            yield _MARGIN + line
+        rest = 0 if full else len(text) - CUT
+        shown = neutral_text(text[:CUT] if rest > 0 else text)
+        yield _MARGIN + shown.replace("\n", _NEXT_LINE)
         if rest > 0:
             yield f"{_MARGIN}[{rest} more characters; --full shows them]"
 
