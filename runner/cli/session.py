@@ -202,7 +202,7 @@ def _json_document(source: SessionSource) -> Iterator[str]:
     separator = ""
     for event in source.packed_events():
         records = event.records() if isinstance(event, ChunkRow) else [event.record()]
-        yield separator + neutral_json(orjson.dumps(records)[1:-1].decode())
+        yield separator + neutral_json(b"\n,".join(map(orjson.dumps, records)).decode())
         separator = ","
     yield f'],"dropped":{orjson.dumps(source.dropped).decode()}}}'
 
