@@ -147,7 +147,7 @@ def uses() -> Uses:
         if not module.startswith(("testing.", "session.events")):
             found.read(module, ast.parse(path.read_text(encoding="utf-8")))
     for modules in found.built.values():
-        modules -= READ_BACK
+        modules.difference_update(READ_BACK)
     return found
 
 
