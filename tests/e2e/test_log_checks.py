@@ -103,19 +103,19 @@ def test_the_same_write_under_two_modes_leaves_two_results(
         {"id": "once", "tool": "shell", "command": "any", "escalate": ["workspace-write"], "decision": "allow"},
         {"id": "rest", "tool": "*", "command": "any", "decision": "allow"},
     ]
-    command = {"command": "printf 'text\\n' > new.txt"}
+    command = {"command": "printf 'text\\n' > src/new.txt"}
     wider = {"sandbox_permissions": "workspace-write", "justification": "The file is the task."}
     task = scripted_task(
         [
             calls(("shell", {**command, **wider})),
             calls(("shell", command)),
-            calls(("read_file", {"path": "new.txt"})),
+            calls(("read_file", {"path": "src/new.txt"})),
             DONE,
         ],
         rules=rules,
         profile={"permission_mode": "read-only", "sandbox": {"backend": backend}},
     )
-    workspace = make_repo()
+    workspace = make_repo({"src/a.txt": "a\n"})
 
     finished = run_nightshift("run", task, "--workspace", workspace)
 
@@ -126,7 +126,7 @@ def test_the_same_write_under_two_modes_leaves_two_results(
     assert second["meta"]["exitCode"] != 0
     told = second["message"]["content"][0]["content"][0]["text"]
     assert "Read-only file system" in told or "Permission denied" in told
-    assert (workspace / "new.txt").read_text() == "text\n"
+    assert (workspace / "src" / "new.txt").read_text() == "text\n"
     assert "text" in json.dumps(third["message"]["content"])
     assert finished.result["finalMessage"] == "Done."
     assert_adds_up(finished, run_nightshift)
