@@ -36,15 +36,28 @@ class RetryHook(Hook):
         self._random = random
 
     def on_response(self, failed: RequestFailed) -> float | None:
-        """Seconds to wait, None when the failure is final or the budget is used up."""
-        if not failed.error.retryable or failed.attempt >= self._spec.attempts:
+        """Seconds to wait, None when the failure is final or the budget is used up.
+
+        A failure that could have passed says then how often it was tried, and what ended that.
+        """
+        if not failed.error.retryable:
             return None
         asked = failed.error.retry_after
-        if asked is not None:
-            if asked > LONGEST_RETRY_AFTER:
-                return None
-            delay = max(0.0, asked)
-        else:
+        delay: float
+        if asked is None:
             delay = min(FIRST_DELAY * 2 ** (failed.attempt - 1), LONGEST_DELAY)
             delay *= 1 - JITTER * self._random()
-        return delay if failed.waited + delay <= self._spec.seconds else None
+        else:
+            delay = max(0.0, asked)
+        if failed.attempt >= self._spec.attempts:
+            why = ""
+        elif asked is not None and asked > LONGEST_RETRY_AFTER:
+            why = f", since the server asks to wait {asked:,.0f} s, more than {LONGEST_RETRY_AFTER:.0f}"
+        elif failed.waited + delay > self._spec.seconds:
+            why = f", since retry.seconds is {self._spec.seconds:g}"
+        else:
+            return delay
+        times = "1 attempt" if failed.attempt == 1 else f"{failed.attempt} attempts in {failed.waited:.0f} s"
+        failed.error.message += f" (given up after {times}{why})"
+        failed.error.hint = failed.error.hint or "run it again later, or raise retry.attempts and retry.seconds"
+        return None

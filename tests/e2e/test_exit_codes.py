@@ -366,6 +366,7 @@ def test_an_unreachable_endpoint_exits_9(
     assert len(finished.events_of("request/sent")) == 2
     assert len(finished.events_of("llm/retry")) == 1
     assert server.url.removesuffix("/v1") in finished.stderr
+    assert "(given up after 2 attempts in" in finished.stderr
 
 
 def test_a_damaged_log_exits_13(
