@@ -6,7 +6,7 @@ takes it back. What must be there in the end (a provider, a model) is checked by
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -15,17 +15,36 @@ from runner.config.section import (
     Delay,
     Duration,
     FileOrMapping,
+    Memory,
     Names,
     Section,
     Size,
     Text,
     Variable,
     Version,
+    in_words,
 )
+from runner.providers.address import address_problem, masked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
-Address = Annotated[str, Field(pattern=r"^https?://[^\s/@]+(/[^\s]*)?$")]
+
+
+def _address(key: str) -> Callable[[str], str]:
+    def words(value: str) -> str:
+        return f"{masked(value)!r} {address_problem(value, proxy=key == 'proxy') or 'is no address'}"
+
+    return words
+
+
+_URL: Final = r"^https?://[^\s/@?#]+(/[^\s?#]*)?$"
+_PROXY: Final = r"^http://[^\s/?#]+/?$"
+Address = Annotated[str, Field(pattern=_URL), in_words(_URL, _address("base_url"))]
+Proxy = Annotated[str, Field(pattern=_PROXY), in_words(_PROXY, _address("proxy"))]
+_CURRENCY: Final = r"^[A-Z]{3}$"
 
 
 class Prices(Section):
@@ -43,7 +62,10 @@ class Prices(Section):
     output: Price | None = None
     """Output, reasoning included."""
 
-    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] | None = None
+    currency: (
+        Annotated[str, Field(pattern=_CURRENCY), in_words(_CURRENCY, "is no currency: write three capitals, as in USD")]
+        | None
+    ) = None
     """Three letters."""
 
 
@@ -82,7 +104,7 @@ class ModelSection(Section):
     tool_choice: Literal["auto", "required", "none"] | None = None
     """Whether the model may, must or must not call tools. Absent: the endpoint's own."""
 
-    proxy: Annotated[str, Field(pattern=r"^https?://[^\s/]+/?$")] | None = None
+    proxy: Proxy | None = None
     """HTTP proxy for the requests to the model. A password in it is kept out of logs and reports."""
 
     first_token: Duration | None = None
@@ -114,8 +136,8 @@ class SandboxEnvironment(Section):
 class SandboxLimits(Section):
     """Resources of one command."""
 
-    memory: Size | None = None
-    """Bytes of memory."""
+    memory: Memory | None = None
+    """Bytes of memory, at least 16M."""
 
     processes: Count | None = None
     """Number of processes."""
@@ -254,7 +276,7 @@ class ProfileLimits(Limits):
 class Retry(Section):
     """How often a failed model request is tried again."""
 
-    attempts: Annotated[int, Field(ge=0, le=100)] | None = None
+    attempts: Annotated[int, Field(ge=1, le=100)] | None = None
     """Attempts for one request in all, the first included."""
 
     seconds: Delay | None = None

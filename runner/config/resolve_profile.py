@@ -18,9 +18,10 @@ from runner.config.responses import parse_script
 from runner.config.shape import demand, schema_of, split_key
 from runner.config.spec import ProfileSpec, ToolsSpec
 from runner.config.trust import is_inside
-from runner.config.values import parse_duration, parse_size
+from runner.config.values import parse_duration, parse_memory, parse_size
 from runner.errors import ConfigError
 from runner.permission import Mode, Trust
+from runner.providers.address import address_problem, masked
 from runner.providers.base import ModelSpec, Prices
 from runner.providers.registry import LOCAL
 from runner.record import fields, replace
@@ -153,9 +154,10 @@ def _profile_name(source: str) -> str:
 
 _CONVERT: Final[dict[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(("wall", "idle", "tool"), parse_duration),
-    **dict.fromkeys(("tokens", "output_bytes", "memory", "file_size"), parse_size),
+    **dict.fromkeys(("tokens", "output_bytes", "file_size"), parse_size),
     **dict.fromkeys(("spill_bytes", "spill_head", "spill_tail", "prune_over", "prune_head", "prune_tail"), parse_size),
     **dict.fromkeys(("summary_max_tokens", "min_output", "max_output_tokens", "context_window"), parse_size),
+    "memory": parse_memory,
     "first_token": parse_duration,
     "seconds": lambda value: parse_duration(value, zero=True),
 }
@@ -230,9 +232,12 @@ def _model(
     if recording is None and profile.raw(section, "replay_normalise") is not None:
         profile.problem((section, "replay_normalise"), f"has no effect with provider {provider}: remove it")
     proxy = profile.take(section, "proxy")
-    if proxy is not None and "@" in proxy:
-        shown = re.sub(r"//[^@]*@", "//***@", proxy)
-        profile.note((section, "proxy"), shown, profile.origins[section, "proxy"])
+    for key, address in (("base_url", base_url), ("proxy", proxy)):
+        problem = None if address is None else address_problem(address, proxy=key == "proxy")
+        if problem is not None:
+            profile.problem((section, key), f"{masked(address)!r} {problem}")
+    if proxy is not None:
+        profile.note((section, "proxy"), masked(proxy), profile.origins[section, "proxy"])
     return ModelSpec(
         provider=defaults.provider,
         model=defaults.model,
@@ -430,8 +435,9 @@ def _hidden(profile: Effective, environ: Mapping[str, str]) -> tuple[str, ...]:
         location: Location = ("sandbox", "hidden", index)
         home = environ.get("HOME")
         if text == "~" or text.startswith("~/"):
-            if not home:
-                profile.problem(location, "HOME is not set, so ~ means nothing: write the whole path")
+            if not os.path.isabs(home or ""):  # noqa: PTH117  # a text
+                what = f"HOME is {home!r}, no absolute path" if home else "HOME is not set"
+                profile.problem(location, f"{what}, so ~ means nothing: write the whole path")
             text = f"{home or ''}{text[1:]}"  # noqa: PLW2901  # the same path, written out
         paths.append(_path(profile, location, text))
     profile.take("sandbox", "hidden", default=[], convert=lambda _: paths)

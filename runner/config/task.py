@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from runner.config.profile import Limits
-from runner.config.section import Count, Duration, Name, RelativePath, Scalar, Section, Text, Variable, Version
+from runner.config.section import (
+    Count,
+    Duration,
+    Name,
+    RelativePath,
+    Scalar,
+    Section,
+    Text,
+    Variable,
+    Version,
+    in_words,
+)
 
-InputName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
+_INPUT: Final = r"^[A-Za-z_][A-Za-z0-9_-]*$"
+InputName = Annotated[
+    str,
+    Field(pattern=_INPUT),
+    in_words(_INPUT, "is no name of an input: write letters, digits, '_' and '-', a letter or '_' first"),
+]
+_REVISION: Final = r"^[^-\s\x00][^\s\x00]*$"
+Revision = Annotated[
+    str,
+    Field(pattern=_REVISION),
+    in_words(_REVISION, "is no revision: write the name of a branch or tag, or a commit, without spaces or '-' first"),
+]
 
 
 class Input(Section):
@@ -37,7 +59,7 @@ class Workspace(Section):
     isolation: Literal["in-place", "copy", "worktree"] | None = None
     """Whether the agent works in the directory itself, in a copy of it, or in a git worktree of `base`."""
 
-    base: Annotated[str, Field(pattern=r"^[^-\s][^\s]*$")] | None = None
+    base: Revision | None = None
     """The git revision that the patch is made against."""
 
     dirty: Literal["include", "refuse"] | None = None

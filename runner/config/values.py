@@ -16,6 +16,9 @@ _FACTORS: Final = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 _MAX_SECONDS: Final = 10 * 365 * 86_400
 _MAX_SIZE: Final = 10**15
 
+LEAST_MEMORY: Final = 16_000_000
+"""Fewest bytes of memory for a command: about twice what an interpreter takes to start."""
+
 
 def parse_duration(value: Any, *, zero: bool = False) -> float:
     """Seconds of ``90``, ``"90s"``, ``"5m"``, ``"1.5h"`` or ``"250ms"``.
@@ -57,6 +60,18 @@ def parse_size(value: Any) -> int:
     if not math.isfinite(size) or not 1 <= size <= _MAX_SIZE or round(size, 3) % 1:
         raise ValueError(f"{describe(value)} is out of range: write a whole number from 1 to 1000000g")
     return round(size)
+
+
+def parse_memory(value: Any) -> int:
+    """``parse_size`` for the memory of a command.
+
+    Raises:
+        ValueError: As there; or file tools, which are a Python program, could not start.
+    """
+    size = parse_size(value)
+    if size < LEAST_MEMORY:
+        raise ValueError(f"{describe(value)} is out of range: write at least 16M, file tools do not start with less")
+    return size
 
 
 def _as_float(value: float) -> float:

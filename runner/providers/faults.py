@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from runner.errors import ErrorCode, ProviderError
+from runner.providers.address import call_hint, without_call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +57,8 @@ def failure(
     quota: bool = False,
     context: bool = False,
     credential: str = "model.api_key_env",
+    base_url: str = "",
+    call: str = "",
 ) -> ProviderError:
     """The error for an answer that is not a success, alike for every API.
 
@@ -68,6 +71,8 @@ def failure(
         quota: The account is out of money or quota: never retried.
         context: The request is too long for the model.
         credential: The setting that names the key, for hints.
+        base_url: The setting of that name, for hints.
+        call: The path that was added to it.
     """
     said = f"the model API {'reported an error' if status is None else f'answered {status}'}: {message}"
     if context:
@@ -87,7 +92,8 @@ def failure(
         return ProviderError(
             said, code=ErrorCode.PROVIDER_QUOTA, status=status, kind=kind, retryable=again, retry_after=wait
         )
-    return ProviderError(said, status=status, kind=kind, retryable=again, retry_after=wait, hint=_hint(status, headers))
+    hint = None if status is None else _hint(status, headers, base_url, call)
+    return ProviderError(said, status=status, kind=kind, retryable=again, retry_after=wait, hint=hint)
 
 
 def _passes(status: int | None) -> bool:
@@ -95,19 +101,22 @@ def _passes(status: int | None) -> bool:
     return status is None or status in (408, 409, 429) or status >= 500
 
 
-def _hint(status: int | None, headers: Mapping[str, str]) -> str | None:
-    if status is None:
-        return None
+def _hint(status: int, headers: Mapping[str, str], base_url: str, call: str) -> str | None:
+    if 300 <= status < 400 or status in (404, 405):
+        hint = call_hint(base_url, call)
+        if hint is not None:
+            return hint
     if 300 <= status < 400:
-        return f"redirects are not followed: set model.base_url to the final address{_target(headers)}"
+        return f"redirects are not followed: set model.base_url to the final address{_target(headers, call)}"
     return {
         404: "check model.base_url and model.model",
+        405: "check model.base_url",
         413: "the request is larger than the server takes",
     }.get(status)
 
 
-def _target(headers: Mapping[str, str]) -> str:
-    """Where a redirect leads, without credentials and query, which may repeat what was sent."""
+def _target(headers: Mapping[str, str], call: str) -> str:
+    """Where a redirect leads, without the call's path; and without credentials and query, which may repeat the key."""
     from urllib.parse import urlsplit
 
     try:
@@ -115,4 +124,5 @@ def _target(headers: Mapping[str, str]) -> str:
     except ValueError:
         return ""
     address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    address = without_call(address, call) or address
     return f" ({address})" if parts.scheme and parts.netloc and len(address) <= _TARGET_CHARACTERS else ""

@@ -17,6 +17,7 @@ import orjson
 
 from runner.errors import ConfigError, ProviderError
 from runner.messages import text_of
+from runner.providers.address import address_problem, call_hint, masked
 from runner.providers.faults import failure
 from runner.record import record
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 OPENAI_URL = "https://api.openai.com/v1"
 """Where requests go when the profile names no ``base_url``."""
+
+_CALL = "/chat/completions"
+"""What is added to it."""
 
 CONTENT_BYTES = 4_194_304
 """Longest answer, text, reasoning and arguments together. A model that goes on is not going to stop."""
@@ -469,23 +473,11 @@ def _is_context(status: int | None, kind: str, message: str) -> bool:
 # --- the provider ----------------------------------------------------------------------------------
 
 
-def _check_address(address: str, key: str, schemes: tuple[str, ...]) -> None:
+def _check_address(address: str, key: str) -> None:
     """Refuse what can be no address. Done before the libraries that would do it are loaded."""
-    from urllib.parse import urlsplit
-
-    example = "for example http://127.0.0.1:8000/v1"
-    try:
-        parts = urlsplit(address)
-        host = parts.hostname and parts.port != 0
-    except ValueError as error:
-        raise ConfigError(f"{key}: not an address: {error}", hint=example) from error
-    if parts.scheme not in schemes or not host:
-        allowed = " or ".join(f"{scheme}://" for scheme in schemes)
-        raise ConfigError(f"{key}: must begin with {allowed} and name a host", hint=example)
-    if key == "model.base_url" and (parts.username is not None or parts.query or parts.fragment):
-        raise ConfigError(
-            f"{key}: must hold no credentials, query or fragment", hint="keys belong in model.api_key_env"
-        )
+    problem = address_problem(address, proxy=key == "model.proxy")
+    if problem is not None:
+        raise ConfigError(f"{key}: {masked(address)!r} {problem}")
 
 
 class OpenAIChatProvider:
@@ -516,9 +508,9 @@ class OpenAIChatProvider:
         now: Callable[[], float] = time.time,
         authorities: str | None = None,
     ) -> None:
-        _check_address(spec.base_url or OPENAI_URL, "model.base_url", ("http", "https"))
+        _check_address(spec.base_url or OPENAI_URL, "model.base_url")
         if spec.proxy is not None:
-            _check_address(spec.proxy, "model.proxy", ("http",))
+            _check_address(spec.proxy, "model.proxy")
         dialect = ChatDialect(dialect_for(spec.base_url))
         self.dialect: Dialect = dialect
         self._compat = dialect.compat
@@ -548,7 +540,7 @@ class OpenAIChatProvider:
         from runner.providers.http import CancelledRequestError
 
         try:
-            answer = self._connect().post("/chat/completions", body, self._headers, cancellation=cancellation)
+            answer = self._connect().post(_CALL, body, self._headers, cancellation=cancellation)
             try:
                 yield from self._chunks(answer)
             finally:
@@ -580,20 +572,12 @@ class OpenAIChatProvider:
         if not 200 <= answer.status < 300:
             raise self._refused(answer)
         if answer.content_type == "text/html":
-            raise ProviderError(
-                f"{self._address} answered with a web page",
-                kind="not-an-api",
-                hint="check model.base_url: most servers want /v1 at its end",
-            )
+            raise self._no_api("a web page")
         reader = AnswerReader(self._compat, self._call_id)
         if answer.content_type == "application/json":
             event = self._parse(answer.body(BODY_BYTES), answer)
             if "choices" not in event:
-                raise ProviderError(
-                    f"{self._address} answered with JSON that is no chat completion",
-                    kind="not-an-api",
-                    hint="check model.base_url: most servers want /v1 at its end",
-                )
+                raise self._no_api("JSON that is no chat completion")
             yield from self._read(reader.feed(event))
             said_done = True
         else:
@@ -606,6 +590,10 @@ class OpenAIChatProvider:
                 yield from self._read(reader.feed(self._parse(data, answer)))
         self.answered_model = reader.model
         yield from self._read(reader.end(said_done=said_done))
+
+    def _no_api(self, what: str) -> ProviderError:
+        hint = call_hint(self._address, _CALL) or "check model.base_url: most servers want /v1 at its end"
+        return ProviderError(f"{self._address} answered with {what}", kind="not-an-api", hint=hint)
 
     @staticmethod
     def _read(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
@@ -659,6 +647,8 @@ class OpenAIChatProvider:
             quota=kind in _QUOTA,
             context=_is_context(status, kind, message),
             credential=self._credential,
+            base_url=self._address,
+            call=_CALL,
         )
 
     def _said(self, text: str) -> str:

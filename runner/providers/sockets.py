@@ -266,6 +266,8 @@ def _resolve(host: str, port: int, exchange: Exchange) -> list[tuple[int, Any]]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
         pass
+    except UnicodeError:
+        raise httpcore.ConnectError(f"cannot resolve {host}: it is no name of a host") from None
     else:
         return [(family, address) for family, *_, address in found]
     reading, writing = os.pipe2(os.O_CLOEXEC)

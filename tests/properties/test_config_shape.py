@@ -16,6 +16,7 @@ ODD: list[Any] = [
     None, True, False, 0, 1, -1, 2, 1.0, 1.5, 10**15, 10**16, "", "x", "a b", "90s", "5m", "0s", "4g", "1.5k", "x\n",
     "off", "auto", "openai", "deny", "allow", "../x", "/x", "~", "http://h/v1", "LD_PRELOAD", [], {}, ["x"], [""], [1],
     {"x": "y"}, {"x": None}, {"version": 1}, {"env": "A"}, {"a b": {}}, [{}], [{"name": "a", "run": "b"}], "1" * 40,
+    "x\0y", "z" * 300, "15M", "16M", 16_000_000, "h:1",
 ]  # fmt: skip
 
 DOCUMENTS = {

@@ -103,7 +103,7 @@ approvals: {version: 1, default: deny, rules: []}
 on_denied: abort
 compaction: {spill_bytes: 60k, keep: 0.1, min_output: 1000, models: {gpt-4.1: {summary_at: 0.7}}}
 limits: {steps: 9, turns: 3, wall: 2h, idle: 250ms, tool: 90, cost: 2, tokens: 5M, output_bytes: 1g}
-retry: {attempts: 0, seconds: 0}
+retry: {attempts: 1, seconds: 0}
 artifacts: {visibility: private}
 overridable: [model, limits.steps]
 """,
@@ -127,7 +127,7 @@ overridable: [model, limits.steps]
     assert profile.compaction_models["gpt-4.1"].keep == 0.1
     assert (profile.limits.wall, profile.limits.tool, profile.limits.cost) == (7200, 90, 2)
     assert (profile.limits.tokens, profile.limits.output_bytes) == (5_000_000, 1_000_000_000)
-    assert (profile.retry.attempts, profile.retry.seconds) == (0, 0)
+    assert (profile.retry.attempts, profile.retry.seconds) == (1, 0)
 
 
 def test_without_a_name_the_shipped_review_profile_is_taken(folder: Path) -> None:
@@ -281,6 +281,15 @@ def test_every_file_of_a_chain_is_checked(folder: Path) -> None:
         ("sandbox: {backend: docker}", "3:20: sandbox.backend: the text 'docker' is none of the choices"),
         ("sandbox: {require: [magic]}", "3:21: sandbox.require[0]: the text 'magic' is none of the choices"),
         ("sandbox: {limits: {memory: lots}}", "3:28: sandbox.limits.memory: the text 'lots' is no size"),
+        (
+            "sandbox: {limits: {memory: 15M}}",
+            "3:28: sandbox.limits.memory: the text '15M' is out of range: write at least 16M",
+        ),
+        ("sandbox: {limits: {memory: 1000}}", "3:28: sandbox.limits.memory: the number 1000 is out of range: write at"),
+        ("retry: {attempts: 0}", "3:19: retry.attempts: the number 0 is out of range: write at least 1"),
+        ('sandbox: {hidden: ["a\\0b"]}', "3:20: sandbox.hidden[0]: the text 'a\\x00b' holds a NUL"),
+        ('extends: "./a\\0b"', "3:10: extends: holds a NUL"),
+        ('approvals: "a\\0b"', "3:12: approvals: the text 'a\\x00b' holds a NUL"),
         ("sandbox: {env: {set: {A: 1}}}", "3:26: sandbox.env.set.A: a text is needed, this is the number 1: put it in"),
         (
             "sandbox: {env: {allow: [LD_PRELOAD]}}",
@@ -333,7 +342,34 @@ def test_a_value_that_cannot_be_is_refused_with_what_to_do(folder: Path, lines: 
         ("{provider: openai, model: m, reasoning: high}", "model.reasoning: unknown key"),
         ("{provider: openai, model: m, record: true}", "model.record: unknown key"),
         ("{provider: openai, model: 1.10}", "model.model: a text is needed, this is the number 1.1: put it in quotes"),
-        ("{provider: openai, model: gpt-5, base_url: localhost}", "model.base_url: the text 'localhost' does not fit"),
+        (
+            "{provider: openai, model: gpt-5, base_url: 'localhost:80/v1'}",
+            "model.base_url: 'localhost:80/v1' has no scheme: write http://localhost:80/v1",
+        ),
+        (
+            "{provider: openai, model: gpt-5, base_url: api.example.com/v1}",
+            "model.base_url: 'api.example.com/v1' has no scheme: write https://api.example.com/v1",
+        ),
+        (
+            "{provider: openai, model: gpt-5, base_url: 'http://h:70000'}",
+            "model.base_url: 'http://h:70000' is no address, Port out of range 0-65535: write for example http://",
+        ),
+        (
+            "{provider: openai, model: gpt-5, proxy: 'proxy:3128'}",
+            "model.proxy: 'proxy:3128' has no scheme: write http://proxy:3128",
+        ),
+        (
+            "{provider: openai, model: gpt-5, proxy: 'https://user:word@proxy:3128'}",
+            "model.proxy: 'https://***@proxy:3128' begins with https://: write http://",
+        ),
+        (
+            "{provider: openai, model: gpt-5, api_key_env: my-key}",
+            "model.api_key_env: the text 'my-key' is no name of a variable: write letters, digits and '_'",
+        ),
+        (
+            "{provider: openai, model: gpt-5, prices: {currency: euro}}",
+            "model.prices.currency: the text 'euro' is no currency: write three capitals",
+        ),
         ("{provider: openai, model: gpt-5, context_window: 0}", "model.context_window: the number 0 is out of range"),
         ("{provider: openai, model: nobody-knows}", "model.model: nothing is known of the model 'nobody-knows'"),
         ("{provider: openai, model: gpt-5, script: s.yaml}", "model.script: has no effect with provider openai"),

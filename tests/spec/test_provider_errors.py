@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from email.utils import formatdate
 from typing import Any
 
@@ -17,10 +18,10 @@ NOW = 1_800_000_000.0
 KEY = "sk-very-secret"
 
 
-def refused(reply: Reply) -> ProviderError:
-    """The error that ``reply`` leads to."""
+def refused(reply: Reply, *, path: str = "") -> ProviderError:
+    """The error that ``reply`` leads to; ``path`` stands at the end of the address."""
     with ModelServer([reply]) as server:
-        spec = ModelSpec("openai", "mock", base_url=server.url, api_key_env="MY_KEY", first_token=10, idle=10)
+        spec = ModelSpec("openai", "mock", base_url=server.url + path, api_key_env="MY_KEY", first_token=10, idle=10)
         provider = OpenAIChatProvider(spec, api_key=KEY, new_id=str, now=lambda: NOW)
         try:
             with pytest.raises(ProviderError) as caught:
@@ -131,6 +132,25 @@ def test_the_hint_names_the_setting_to_change() -> None:
 
 
 @pytest.mark.parametrize(
+    "reply",
+    [
+        json_reply(404, said("no")),
+        json_reply(405, said("no")),
+        http_reply(307, b"", "text/plain", {"location": "/v1/chat/completions/"}),
+        http_reply(200, b"<html></html>", "text/html"),
+        json_reply(200, {}),
+    ],
+)
+def test_an_address_that_already_has_the_path_of_the_call_is_said_to(reply: Reply) -> None:
+    """Vendors' pages show the whole address of the call."""
+    found = refused(reply, path="/chat/completions/")
+
+    assert re.fullmatch(
+        r"model\.base_url ends before /chat/completions: set it to http://127\.0\.0\.1:\d+/v1", str(found.hint)
+    )
+
+
+@pytest.mark.parametrize(
     ("headers", "seconds"),
     [
         ({"retry-after": "7"}, 7.0),
@@ -172,8 +192,8 @@ def test_x_should_retry_decides_except_where_another_attempt_is_useless(
 def test_a_redirect_is_not_followed() -> None:
     """The key goes nowhere but to the address in the profile."""
     with ModelServer([json_reply(200, {})]) as other:
-        found = refused(http_reply(307, b"", "text/plain", {"location": other.url}))
+        found = refused(http_reply(307, b"", "text/plain", {"location": f"{other.url}/chat/completions"}))
 
         assert (found.status, found.retryable, found.code) == (307, False, ErrorCode.PROVIDER_FAILED)
-        assert other.url in str(found.hint)
+        assert str(found.hint).endswith(f"set model.base_url to the final address ({other.url})")
         assert other.requests == []
