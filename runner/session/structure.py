@@ -216,10 +216,13 @@ class Structure:
         self._prune = event
 
     def _check_prune(self, event: Event | ChunkRow) -> None:
-        prune, self._prune = self._prune, None
-        span = prune.shadowed_range if prune else {}
+        span = self._prune.shadowed_range if self._prune else {}
         wanted = {"op": "replace", "start": span.get("start"), "end": span.get("end")}
-        if not isinstance(event, ToolResult) or event.surface_op != wanted:
+        if isinstance(event, ToolResult) and event.surface_op == wanted:
+            self._prune = None
+        elif isinstance(event, TurnEnd) and event.reason.get("kind") == "interrupted":
+            self._prune = None  # the run was killed between the two
+        elif not isinstance(event, StepEnd):
             raise _broken(event, "the event after compaction/prune must be the tool/result that replaces its span")
 
 

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import zstandard
 
 from runner.errors import LogError
 from runner.session import codec
+from runner.session import events as ev
+from runner.session.export import export_session
 from runner.session.header import LOG_NAME
 from runner.session.log import SessionLog
 from runner.session.repair import closing_events
@@ -21,9 +23,7 @@ from runner.session.store import open_session
 from runner.session.verify import verify_session
 from runner.testing.sessions import SampleSession
 
-if TYPE_CHECKING:
-    from runner.session import events as ev
-    from pathlib import Path
+OURS = Path(__file__).resolve().parents[1] / "golden" / "ours"
 
 
 def decodable(data: bytes) -> bytes:
@@ -61,7 +61,24 @@ def check_prefix(folder: Path, data: bytes, repaired: set[int]) -> int:
             codec.encode_line(event.record()) for event in again
         ]
         assert closing_events([*events, *closing]) == []
+        assert [event.seq for event in [*events, *closing]] == list(range(len(events) + len(closing)))
+        check_repaired_export(folder, path, lines, closing)
     return len(lines)
+
+
+def check_repaired_export(folder: Path, path: Path, lines: list[bytes], closing: list[ev.Event]) -> None:
+    """The repaired copy is the same twice, holds what was kept and what closes it, and is closed."""
+    for name in ("first.zip", "second.zip"):
+        export_session(open_session(str(path)), folder / name)
+    assert (folder / "first.zip").read_bytes() == (folder / "second.zip").read_bytes()
+    exported = open_session(str(folder / "first.zip"))
+    repaired = [line + b"\n" for line in exported.raw_lines()]
+    assert repaired[: len(lines)] == lines
+    assert repaired[len(lines) : len(lines) + len(closing)] == [codec.encode_line(each.record()) for each in closing]
+    assert closing_events(exported.events()) == []
+    result = verify_session(exported, allow_open=True)
+    assert (result.manifest, result.dropped) == ("ok", None)
+    assert not closing or result.last_seal_line == result.lines
 
 
 def written(folder: Path, *, steps: int, closed: bool) -> bytes:
@@ -91,15 +108,50 @@ def test_a_log_cut_at_every_byte_of_its_tail_loads(tmp_path: Path, tail: int, *,
     assert verify_session(open_session(str(tmp_path / "artifacts")), allow_open=True).dropped is None
 
 
+@pytest.mark.parametrize("tail", [300, pytest.param(4096, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["turns", "compaction", "openai", "cancelled"])
+def test_a_real_log_cut_at_every_byte_of_its_tail_loads(tmp_path: Path, tail: int, name: str) -> None:
+    """Logs that the installed command wrote, with reasoning, denials, replaces and retries."""
+    data = (OURS / name / LOG_NAME).read_bytes()
+    repaired: set[int] = set()
+
+    for cut in range(max(300, len(data) - tail), len(data)):
+        check_prefix(tmp_path, data[:cut], repaired)
+
+    assert repaired
+
+
+@pytest.mark.parametrize("name", ["turns", "compaction", "openai", "cancelled"])
+def test_a_log_that_ends_behind_any_line_is_repaired(tmp_path: Path, name: str) -> None:
+    """Every state that a killed run can leave: each has one repair, and what is repaired needs none."""
+    lines = [line + b"\n" for line in open_session(str(OURS / name)).raw_lines()]
+    codes = set()
+
+    for kept in range(1, len(lines)):
+        (tmp_path / "cut.jsonl").write_bytes(b"".join(lines[:kept]) + lines[kept][:-1])
+        source = open_session(str(tmp_path / "cut.jsonl"))
+        events = list(source.events())
+        assert source.dropped == f"dropped {len(lines[kept]) - 1} bytes of a torn last record behind line {kept}"
+        closing = closing_events(events)
+        assert closing_events([*events, *closing]) == []
+        assert all(event.time == events[-1].time for event in closing)
+        codes |= {event.error["code"] for event in closing if isinstance(event, ev.ToolResult) and event.error}
+
+    assert codes == {"TOOL_NOT_STARTED", "TOOL_OUTCOME_UNKNOWN"}
+
+
 @pytest.mark.parametrize("offsets", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_long_log_cut_anywhere_loads(tmp_path: Path, offsets: int) -> None:
     """Random offsets over a log that was packed on its way."""
     data = written(tmp_path, steps=60, closed=False)
     assert data.count(codec.ZSTD_MAGIC) >= 2
     rand = random.Random(offsets)
+    repaired: set[int] = set()
 
     for _ in range(offsets):
-        check_prefix(tmp_path, data[: rand.randrange(300, len(data))], set())
+        check_prefix(tmp_path, data[: rand.randrange(300, len(data))], repaired)
+
+    assert len(repaired) > offsets / 3
 
 
 def test_a_log_cut_inside_its_header_says_so(tmp_path: Path) -> None:
