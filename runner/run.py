@@ -292,17 +292,16 @@ def recover_session(
         fold.apply(event)
         sealed = isinstance(event, ev.LogSeal)
 
-    def whole() -> bool:
-        return past.ended is not None and sealed and (directory / "result.json").is_file()
-
     log, _ = SessionLog.reopen(directory, clock=_now_ms, fold=take)
     with log:
-        if whole():
+        over = past.ended is not None and sealed
+        if over and (directory / "result.json").is_file():
             return None
         log.observers += [past.apply, fold.apply]
         log.append_many(close(structure, next_seq=log.next_seq, time=past.time))
         log.observers.clear()
-        _remove_results(directory)
+        if not over:
+            _remove_results(directory)
         noted = read_record(default_root(environ), header["id"])
         state = None if noted is None else Path(noted.state)
         workspace = None
@@ -310,7 +309,7 @@ def recover_session(
             workspace = take_up_workspace(state, spec.task.workspace.path, spec.task.workspace.isolation)
         if begun is None or workspace is None or state is None:
             log.observers.append(fold.apply)
-            return _publish_bare(log, directory, fold, ended=past.ended is not None)
+            return _complete(log, directory, fold, past, None) if over else _publish_bare(log, directory, fold, past)
         run = begun.run(
             RunOptions(),
             environ=environ,
@@ -330,20 +329,35 @@ def recover_session(
         try:
             with _Collected(run.causes):
                 run.executor = _build_executor(run)
-            return _finish(run)
+            if not over:
+                return _finish(run)
+            patch = None
+            with _Collected([]):  # it is there; what is in it is said if the workspace can be read
+                patch = _make_patch(run, state / "recovered.patch")
+            return _complete(log, directory, fold, past, patch)
         finally:
             if run.executor is not None:
                 run.executor.close()
             begun.provider.close()
 
 
-def _publish_bare(log: SessionLog, directory: Path, fold: RunFold, *, ended: bool) -> FinishedRun:
+def _publish_bare(log: SessionLog, directory: Path, fold: RunFold, past: Past) -> FinishedRun:
     """Seal and publish a session of which only the log is known."""
     from runner.artifacts.publish import ArtifactStore
 
     store = ArtifactStore(directory, append=log.append, redactor=Redactor({}))
-    outcome = fold.outcome.outcome(causes=[] if ended else [_KILLED])
-    return _publish_log(log, directory, fold, store, outcome, None, soft_fail=(), ended=ended)
+    outcome = fold.outcome.outcome(causes=[] if past.ended else [_KILLED])
+    return _publish_log(log, directory, fold, store, outcome, None, ended=past.ended is not None)
+
+
+def _complete(log: SessionLog, directory: Path, fold: RunFold, past: Past, patch: PatchInfo | None) -> FinishedRun:
+    """The log is sealed behind its ``run/end``: what it names is there, only the ZIP and the result are missing."""
+    from runner.artifacts.publish import ArtifactStore
+
+    store = ArtifactStore(directory, append=log.append, redactor=Redactor({}))
+    for path, written in past.written.items():
+        store.add(path, name=written.name, logged=False)
+    return _publish_log(log, directory, fold, store, fold.outcome.outcome(), patch, ended=True, sealed=True)
 
 
 @record
@@ -490,10 +504,10 @@ def _taken_up(spec: RunSpec, past: Past, state: Path, directory: Path) -> Worksp
     if found is not None:
         return found
     assert past.start is not None
-    patch, digest = directory / PATCH_NAME, past.written.get(PATCH_NAME)
-    if digest is not None:
+    patch, written = directory / PATCH_NAME, past.written.get(PATCH_NAME)
+    if written is not None:
         try:
-            same = hashlib.sha256(patch.read_bytes()).hexdigest() == digest
+            same = hashlib.sha256(patch.read_bytes()).hexdigest() == written.sha256
         except OSError as error:
             raise ConfigError(f"{patch} cannot be read: {error.strerror}", hint="bring the whole folder") from error
         if not same:
@@ -503,7 +517,7 @@ def _taken_up(spec: RunSpec, past: Past, state: Path, directory: Path) -> Worksp
         state=state,
         isolation=wanted.isolation,
         base=Base(**past.start.base),
-        patch=patch if digest is not None and patch.stat().st_size else None,
+        patch=patch if written is not None and written.bytes else None,
     )
 
 
@@ -740,7 +754,7 @@ def _workspace_since(run: _Run) -> str:
         return "What its last step did to the workspace is not known, nor whether others changed it since."
     target = run.state / "resumed.patch"
     _make_patch(run, target)
-    if hashlib.sha256(target.read_bytes()).hexdigest() == before:
+    if hashlib.sha256(target.read_bytes()).hexdigest() == before.sha256:
         return "The workspace is as it was then."
     return "The workspace was changed since by somebody else."
 
@@ -860,10 +874,11 @@ def _publish_log(
     outcome: Outcome,
     patch: PatchInfo | None,
     *,
-    soft_fail: Sequence[str],
-    ended: bool,
+    soft_fail: Sequence[str] = (),
+    ended: bool = False,
+    sealed: bool = False,
 ) -> FinishedRun:
-    """Write ``run/end`` (unless the log has it), the reports, the seal, the ZIP and the result."""
+    """Write ``run/end`` and, without ``sealed``, reports and seal, unless the log has them; the ZIP and the result."""
     from runner.artifacts.publish import publish
     from runner.session.export import export_zip
 
@@ -873,7 +888,8 @@ def _publish_log(
     exit_code, softened = exit_status(outcome, soft_fail)
 
     def seal() -> str:
-        log.seal()
+        if not sealed:
+            log.seal()
         log.close()
         return log.digest
 
@@ -885,6 +901,7 @@ def _publish_log(
         export=lambda target: export_zip(directory, target),
         patch=patch,
         soft_failed=softened,
+        reports=not sealed,
     )
     return FinishedRun(result, directory, exit_code, softened)
 

@@ -42,7 +42,7 @@ class Past:
         start: The last ``run/start``, None for a log without.
         ended: The last ``run/end``, None if nothing but artifacts and seals may follow it.
         seal: Digest of the last seal.
-        written: Digest of each artifact that the last part of the run wrote, by path.
+        written: The artifacts that the last part of the run wrote, by path.
         answered: Requests that got an answer, or a failure that the run went on behind.
         failed_checks: How often each check failed so far, by name.
     """
@@ -60,7 +60,7 @@ class Past:
         self.start: ev.RunStart | None = None
         self.ended: ev.RunEnd | None = None
         self.seal: str | None = None
-        self.written: dict[str, str] = {}
+        self.written: dict[str, ev.ArtifactWritten] = {}
         self.answered = 0
         self.failed_checks: dict[str, int] = {}
         self._cost_of = cost_of
@@ -138,7 +138,7 @@ class Past:
         self.ended = event
 
     def _artifact(self, event: ev.ArtifactWritten) -> None:
-        self.written[event.path] = event.sha256
+        self.written[event.path] = event
 
     def _checked(self, event: ev.CheckEnd) -> None:
         if not event.passed:

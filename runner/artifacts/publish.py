@@ -281,6 +281,7 @@ def publish(
     export: Callable[[Path], Export],
     patch: PatchInfo | None = None,
     soft_failed: bool = False,
+    reports: bool = True,
     limits: Sequence[JsonObject] | None = None,
     structured_output: object = None,
 ) -> JsonObject:
@@ -297,6 +298,7 @@ def publish(
         export: Writes ``session.zip``, and says its size and digest.
         patch: The changes, None without.
         soft_failed: Whether ``--soft-fail`` made the process exit 0.
+        reports: False when the reports are there already and the log says so.
         limits: ``{name, used, max}``; None takes them from the log.
         structured_output: The answer as JSON.
 
@@ -306,9 +308,10 @@ def publish(
     if patch is not None:
         patch = replace(patch, paths=tuple(store.redactor.text(path)[0] for path in patch.paths))
     usage = fold.usage.usage()
-    store.write(USAGE_NAME, (json.dumps(usage, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace"))
-    summary, _ = store.redactor.text(render_summary(outcome, usage, fold.facts, patch=patch))
-    store.write(SUMMARY_NAME, summary.encode("utf-8"))
+    if reports:
+        store.write(USAGE_NAME, (json.dumps(usage, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace"))
+        summary, _ = store.redactor.text(render_summary(outcome, usage, fold.facts, patch=patch))
+        store.write(SUMMARY_NAME, summary.encode("utf-8"))
     digest = seal()
     store.add(LOG_NAME, logged=False)
     for folder in ("spill", "media"):

@@ -51,6 +51,9 @@ for line in sys.stdin:
 
 _SESSION = r"session-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _BACKGROUND = r"(?<=Started in the background as process )\d+(?=\.)"
+# A path that only ends alike, or begins alike, is another one. Colours and escapes of JSON may stand before it.
+_PATH_START = r"(?:(?<![\w.-])|(?<=[\d\[;]m)|(?<=\\[ntr]))"
+_PATH_END = r"(?![\w-])(?!\.\w)"
 _LONGEST_PATH = 4_096
 
 
@@ -85,11 +88,12 @@ def check_patterns(patterns: Sequence[str], texts: Iterable[str]) -> None:
 class Places:
     """Paths of one run that another run has elsewhere, with the placeholders that stand for them.
 
-    They are learned from what a run is told about itself.
+    They are learned from what a run is told about itself. ``current`` has the last path by its placeholder.
     """
 
     def __init__(self, workspace: str = "") -> None:
         self._names: dict[str, str] = {}
+        self.current: dict[str, str] = {}
         self._pattern: re.Pattern[str] | None = None
         self._add({workspace: "<workspace>"})
 
@@ -106,18 +110,35 @@ class Places:
 
     def _add(self, found: dict[str, str]) -> None:
         usable = {path: name for path, name in found.items() if path.startswith("/") and 1 < len(path) < _LONGEST_PATH}
+        self.current |= {name: path for path, name in usable.items()}
         if usable.keys() <= self._names.keys():
             return
         self._names |= usable
         longest_first = sorted(self._names, key=len, reverse=True)[:100]
-        # A longer name that only begins alike is another path.
-        self._pattern = re.compile(f"(?:{'|'.join(map(re.escape, longest_first))})(?![\\w-])(?!\\.\\w)")
+        self._pattern = re.compile(_PATH_START + f"(?:{'|'.join(map(re.escape, longest_first))})" + _PATH_END)
 
     def replace(self, text: str) -> str:
         """``text`` with the placeholders."""
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: self._names[match[0]], text)
+
+    def moved(self, text: str, to: Places, *, in_json: bool = False) -> str:
+        """``text`` with the paths that another run has in place of those of this one.
+
+        Args:
+            text: A text of this run.
+            to: Places of the other one; what it does not have stays.
+            in_json: The text is JSON, and paths stand in its strings.
+        """
+        if self._pattern is None:
+            return text
+
+        def moved(match: re.Match[str]) -> str:
+            path = to.current.get(self._names[match[0]], match[0])
+            return json.dumps(path, ensure_ascii=False)[1:-1] if in_json else path
+
+        return self._pattern.sub(moved, text)
 
 
 class Normaliser:

@@ -70,7 +70,7 @@ class _Side:
 
     def __init__(self, normaliser: Normaliser, workspace: str = "") -> None:
         self._normaliser = normaliser
-        self._places = Places(workspace)
+        self.places = Places(workspace)
         self._surface = Surface()
         self._digests: list[bytes] = []
         self._header = b""
@@ -118,7 +118,7 @@ class _Side:
         if message is None:
             return None
         if message["source"].get("plugin") == "runtime":
-            self._places.learn(text_of(message["content"]))
+            self.places.learn(text_of(message["content"]))
         content = self._normalised(message["content"])
         span = self._surface.apply(event)
         digest = _digest([message["role"], content])
@@ -139,7 +139,7 @@ class _Side:
             "result",
             "" if call is None else call.name,
             call_id,
-            "" if call is None else self._normaliser.text(call.arguments, self._places),
+            "" if call is None else self._normaliser.text(call.arguments, self.places),
             None if event.error is None else str(event.error.get("code")),
             text,
             hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest(),
@@ -149,7 +149,7 @@ class _Side:
     def _normalised(self, value: Any) -> Any:
         """A JSON value with every string in its comparable form."""
         if isinstance(value, str):
-            return self._normaliser.text(value, self._places)
+            return self._normaliser.text(value, self.places)
         if isinstance(value, dict):
             return {key: self._normalised(inner) for key, inner in value.items()}
         return [self._normalised(inner) for inner in value] if isinstance(value, list) else value
@@ -198,6 +198,7 @@ class ReplayCheck(Hook):
         self._run = _Side(self._normaliser)
         self._records = iter(recording.events)
         self._fault: RunnerError | None = None
+        recording.move = self._move
 
     def observe(self, event: ev.Event) -> None:
         """Compare what the event shows."""
@@ -245,6 +246,10 @@ class ReplayCheck(Hook):
         if self._fault is not None:
             self.close()
             raise self._fault
+
+    def _move(self, text: str, in_json: bool) -> str:
+        """A text of the recording, with the paths of this run."""
+        return self._recorded.places.moved(text, self._run.places, in_json=in_json)
 
     def _next(self) -> _Mark | None:
         for record in self._records:

@@ -130,6 +130,8 @@ class Recording:
         ends: Why it ends before the run was done; None for a run that came to its end.
         asked: What the recorded run had and a replay never has, in words.
         requests: Number of requests in ``events``, repeated attempts not counted.
+        move: Set by who compares: gives a recorded text (the second argument: one inside of JSON) with the paths of the
+            replay in place of the recorded ones.
         diverged: Set by who compares, once the run left the recording: nothing more is answered then.
     """
 
@@ -153,6 +155,7 @@ class Recording:
     ends: str | None = None
     asked: tuple[str, ...] = ()
     requests: int = 0
+    move: Callable[[str, bool], str] | None = None
     diverged: RunnerError | None = None
 
 
@@ -380,7 +383,7 @@ class _Reader:
             return
         self._tries += 1
         if self._tries > 1:  # the try before this one gave no summary
-            self._put(event, kind="chunks", chunks=list(_chunks_of([], "stop", None)))
+            self._put(event, kind="chunks", chunks=list(chunks_of([], "stop", None)))
 
     def _chunk(self, event: ev.AssistantChunk) -> None:
         if not self._chunked:
@@ -403,11 +406,9 @@ class _Reader:
         else:
             finish = "tool-calls" if tool_calls_of(event.message) else "stop"
             usage = None if event.usage is None else _checked_usage(event.usage, event.seq)
-            chunks = list(_chunks_of(event.message["content"], finish, usage))
+            chunks = list(chunks_of(event.message["content"], finish, usage))
         self._flush()
         sent, self._pending = self._pending, None
-        if sent is None:
-            self._requests += 1
         self._last = {
             "purpose": "main" if sent is None else sent.purpose,
             "turn": event.turn,
@@ -448,14 +449,14 @@ class _Reader:
         if summary is not None:
             content = [{"type": "text", "text": text_of(_checked(summary["content"], summary["seq"]))}]
             usage = None if summary["usage"] is None else _checked_usage(summary["usage"], summary["seq"])
-            chunks = list(_chunks_of(content, "stop", usage))
+            chunks = list(chunks_of(content, "stop", usage))
             self.answers.append({**where, "kind": "chunks", "chunks": chunks})
         elif tries == 1:
             message = event.error.get("message") if event.error else None
             self.answers.append({**where, "kind": "failed", "message": str(message)[:500]})
         else:
             usage = None if event.refused_usage is None else _checked_usage(event.refused_usage, event.seq)
-            self.answers.append({**where, "kind": "chunks", "chunks": list(_chunks_of([], "stop", usage))})
+            self.answers.append({**where, "kind": "chunks", "chunks": list(chunks_of([], "stop", usage))})
 
 
 def _asked(event: ev.RunStart) -> Iterator[str]:
@@ -522,8 +523,8 @@ def _check_chunks(event: ev.AssistantMessage, chunks: list[Chunk]) -> None:
         raise LogError(f"{where}: its chunks give another answer")
 
 
-def _chunks_of(content: list[Block] | list[JsonObject], finish: str, usage: Any) -> Iterator[Chunk]:
-    """An answer as a stream."""
+def chunks_of(content: list[Block] | list[JsonObject], finish: str, usage: Any) -> Iterator[Chunk]:
+    """An answer as a stream: its blocks in pieces, its usage if it has one, and why it ended."""
     block: Any
     for index, block in enumerate(content):
         kind = block["type"]

@@ -6,17 +6,23 @@ they can be compared with the recorded ones. Costs nothing. Effect on the prefix
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.errors import ErrorCode, ProviderError
+from runner.providers.assemble import ResponseAssembler
+from runner.providers.recording import chunks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from runner.cancellation import Cancellation
     from runner.messages import Chunk
     from runner.providers.base import Dialect
     from runner.providers.recording import Recording
+
+
+_MOVED = ("text", "arguments")
+"""Parts of a block in which a model names paths."""
 
 
 class ReplayProvider:
@@ -62,10 +68,28 @@ class ReplayProvider:
             )
         if answer["kind"] == "failed":
             raise ProviderError(f"the recorded request failed: {answer['message']}", kind="replay-failed")
-        for chunk in answer["chunks"]:
+        for chunk in self._moved(answer["chunks"]):
             if cancellation.cancelled:
                 return
             yield chunk
+
+    def _moved(self, chunks: list[Chunk]) -> Iterable[Chunk]:
+        """The chunks, with the paths of this run in place of the recorded ones.
+
+        An answer that holds none of these stays as it was streamed.
+        """
+        move = self._recording.move
+        if move is None:
+            return chunks
+        assembler = ResponseAssembler()
+        for chunk in chunks:
+            assembler.add(chunk)
+        recorded: list[Any] = assembler.content()
+        moved = [
+            {key: move(value, key == "arguments") if key in _MOVED else value for key, value in block.items()}
+            for block in recorded
+        ]
+        return chunks if moved == recorded else chunks_of(moved, assembler.finish or "stop", assembler.usage)
 
     def skip(self, answered: int) -> None:
         """Begin behind that many answers."""

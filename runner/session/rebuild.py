@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 import orjson
 
 from runner.errors import ConfigError, LogError
-from runner.session.events import RequestHeaderEvent, RequestSent, StepStart, event_from_record
+from runner.session.events import (
+    AssistantMessage,
+    RequestHeaderEvent,
+    RequestSent,
+    StepStart,
+    ToolResult,
+    UserMessage,
+    event_from_record,
+)
 from runner.session.projection import derive_messages, message_of
 
 if TYPE_CHECKING:
@@ -64,6 +72,9 @@ class BodyCheck:
     after each replace and header change and at steps 1, 2, 4, 8 and so on the body is serialised as a
     whole as well. ``checked`` and ``not_checked`` count requests.
     """
+
+    KINDS = frozenset((UserMessage, AssistantMessage, ToolResult, RequestHeaderEvent, RequestSent))
+    """Events that count; others need not be given."""
 
     def __init__(self, dialects: Mapping[str, BodyDialect]) -> None:
         self.checked = 0
@@ -119,12 +130,14 @@ class BodyCheck:
         self.checked += 1
 
     def _compare(self, event: RequestSent, dialect: BodyDialect, header: RequestHeader) -> None:
-        thorough = self._hashed is None or dialect is not self._dialect or event.step & (event.step - 1) == 0
-        if self._hashed is None or dialect is not self._dialect:
-            self._dialect, self._hashed = dialect, 0
+        anew = self._hashed is None or dialect is not self._dialect
+        thorough = (anew or event.step & (event.step - 1) == 0) and self._store.bytes <= _WHOLE_LIMIT
+        if anew:
             opening = dialect.open(header)
+            self._dialect, self._hashed = dialect, 0
             self._hash, self._bytes = hashlib.sha256(opening), len(opening)
-        for message in self._store.read(self._hashed):
+        every = list(self._store.read(0)) if thorough else None
+        for message in self._store.read(self._hashed or 0) if every is None else every[self._hashed :]:
             fragment = dialect.fragment(message)
             if fragment:
                 self._hash.update(b",")
@@ -135,8 +148,8 @@ class BodyCheck:
         body = self._hash.copy()
         body.update(dialect.close)
         _require_same(event, body.hexdigest(), self._bytes + len(dialect.close))
-        if thorough and self._bytes <= _WHOLE_LIMIT:
-            data = dialect.whole(header, list(self._store.read(0)))
+        if every is not None:
+            data = dialect.whole(header, every)
             _require_same(event, hashlib.sha256(data).hexdigest(), len(data))
 
 
@@ -202,6 +215,7 @@ class _MessageStore:
     """The messages of the surface, in order, their lines in a temporary file that does not outgrow them.
 
     The last ones are held as they are, as far as they are small, since the next request asks for them alone.
+    ``bytes`` is the length of their lines.
     """
 
     def __init__(self) -> None:
@@ -209,7 +223,7 @@ class _MessageStore:
         self._offsets = array("q")
         self._lengths = array("q")
         self._end = 0
-        self._live = 0
+        self.bytes = 0
         self._fresh: list[Message] = []
         self._fresh_bytes = 0
 
@@ -229,13 +243,13 @@ class _MessageStore:
             if self._fresh_bytes > _IN_MEMORY:
                 self.forget()
         else:
-            self._live -= sum(self._lengths[span.start : span.end])
+            self.bytes -= sum(self._lengths[span.start : span.end])
             self._offsets[span.start : span.end] = array("q", (self._end,))
             self._lengths[span.start : span.end] = array("q", (size,))
             self.forget()
         self._end += size
-        self._live += size
-        if self._end > _IN_MEMORY and self._end > 4 * self._live:
+        self.bytes += size
+        if self._end > _IN_MEMORY // 2 and self._end > 4 * self.bytes:
             self._shrink()
 
     def read(self, start: int) -> Iterator[Message]:
@@ -260,7 +274,7 @@ class _MessageStore:
                 old.seek(offset)
                 self._offsets[position] = self._file.tell()
                 self._file.write(old.read(length))
-        self._end = self._live
+        self._end = self.bytes
 
     def close(self) -> None:
         """Free the file."""

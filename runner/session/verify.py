@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _MAX_MANIFEST = 64 * 1024 * 1024
 _READ = 1024 * 1024
+_OWN_RULES = frozenset((TurnStart, StepStart, SessionEndSeed, RunEnd, LogSeal, ArtifactWritten))
 
 
 @mutable_record
@@ -219,31 +220,37 @@ class Reading:
 
     def _line(self, line: Line) -> None:
         if line.number > 1:
-            self._record(codec.read_record(line.record, first=self._result.events), line)
+            event = codec.read_record(line.record, first=self._result.events)
+            if isinstance(event, codec.ChunkRow):
+                self._row(event)
+            else:
+                self._event(event, line)
         self._hash.update(line.data)
         self._hash.update(b"\n")
 
-    def _record(self, event: Event | codec.ChunkRow, line: Line) -> None:
-        if isinstance(event, codec.ChunkRow):
-            self._result.events += event.count
-            if self._chained and event.seq < self._seed <= event.seq + event.count:
-                raise self._no_seed_end(self._seed - 1)
-            self._structure.apply(event)
-            self._end = ""
-            if self._watch is not None and self._pieces:
-                for piece in event.events():
-                    self._watch(piece)
-        else:
-            self._result.events += 1
-            self._event(event, line)
+    def _row(self, row: codec.ChunkRow) -> None:
+        self._result.events += row.count
+        if self._chained and row.seq < self._seed <= row.seq + row.count:
+            raise self._no_seed_end(self._seed - 1)
+        self._structure.apply(row)
+        self._end = ""
+        if self._watch is not None and self._pieces:
+            for event in row.events():
+                self._watch(event)
 
     def _event(self, event: Event, line: Line) -> None:
+        self._result.events += 1
+        kind = type(event)
         if self._chained:
-            self._own_rules(event)
+            if kind in _OWN_RULES or event.seq == self._seed - 1:
+                self._own_rules(event)
+            else:
+                self._end = ""
         span = self._surface.apply(event)
         self._structure.apply(event)
-        self._bodies.apply(event, line.data, span)
-        if isinstance(event, LogSeal):
+        if kind in BodyCheck.KINDS:
+            self._bodies.apply(event, line.data, span)
+        elif isinstance(event, LogSeal):
             self._seal(event, line)
         elif isinstance(event, ArtifactWritten):
             self.artifacts[event.path] = event

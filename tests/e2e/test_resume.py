@@ -423,12 +423,15 @@ def kill_and_go_on(
         if not recovered.events_of("run/start"):
             assert resumed(run_nightshift, artifacts).exit_code == 2
             continue
-        finished = resumed(run_nightshift, artifacts)
         if recovered.result["code"] == "COMPLETED":
             continue
+        finished = resumed(run_nightshift, artifacts)
         assert finished.exit_code == 0, finished.stderr
         assert finished.result["finalMessage"] == "Done."
-        assert set(range(steps)) == {int(line) for line in (workspace / "a.txt").read_text().split()}
+        written = {int(line) for line in (workspace / "a.txt").read_text().split()}
+        cut = [each for each in finished.data_of("tool/result") if each.get("error")]
+        # A script does not ask again for the call that was cut off.
+        assert len(set(range(steps)) - written) <= len(cut) <= 1
         turns = [each["turn"] for each in finished.data_of("turn/start")]
         assert turns == list(range(1, len(turns) + 1))
         assert assert_whole(run_nightshift, artifacts)["requests"]["notChecked"] == 0
