@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from runner.session.surface import Span
 
 _IN_MEMORY = 8 * 1024 * 1024
-_WHOLE_LIMIT = 32 * 1024 * 1024
+_WHOLE_LIMIT = 16 * 1024 * 1024
 
 
 class BodyDialect(Protocol):

@@ -136,7 +136,8 @@ def _check_sources(event: Event) -> None:
         raise _broken(event, "sourceEventSeqs is no list of integers")
     if not seqs and not isinstance(event, AssistantMessage):
         raise _broken(event, "sourceEventSeqs is empty")
-    if seqs and (min(seqs) < 0 or max(seqs) >= event.seq):
+    ordered = sorted(seqs)
+    if ordered and (ordered[0] < 0 or ordered[-1] >= event.seq):
         raise _broken(event, "sourceEventSeqs names an event that is not earlier")
     if len(set(seqs)) != len(seqs):
         raise _broken(event, "sourceEventSeqs names an event twice")
