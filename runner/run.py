@@ -733,7 +733,9 @@ def _open_session(run: _Run, *, tools: Sequence[Any]) -> None:
 def _notice(run: _Run) -> str:
     """What an agent that goes on is told of the interruption and of its workspace."""
     ended = run.past.ended
-    if ended is None:
+    if run.past.forked:
+        what = "This session was taken over from another one"
+    elif ended is None:
         what = "The run was killed"
     else:
         what = f"The run had ended ({ended.code}: {(ended.error or {}).get('message', '')})"

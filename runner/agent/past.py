@@ -41,6 +41,7 @@ class Past:
         prompts: Ids of the prompts that were ever queued.
         start: The last ``run/start``, None for a log without.
         ended: The last ``run/end``, None if nothing but artifacts and seals may follow it.
+        forked: Whether all of it was taken over from another session.
         seal: Digest of the last seal.
         written: The artifacts that the last part of the run wrote, by path.
         answered: Requests that got an answer, or a failure that the run went on behind.
@@ -59,6 +60,7 @@ class Past:
         self.prompts: set[str] = set()
         self.start: ev.RunStart | None = None
         self.ended: ev.RunEnd | None = None
+        self.forked = False
         self.seal: str | None = None
         self.written: dict[str, ev.ArtifactWritten] = {}
         self.answered = 0
@@ -75,6 +77,7 @@ class Past:
             ev.RunStart: self._run_start,
             ev.RunResume: self._run_resume,
             ev.RunEnd: self._run_end,
+            ev.SessionEndSeed: self._end_seed,
             ev.ArtifactWritten: self._artifact,
             ev.CheckEnd: self._checked,
             ev.LogSeal: self._sealed,
@@ -132,6 +135,12 @@ class Past:
         self._milliseconds += self._span()
         self._first_time = self._last_time = event.time
         self.ended = None
+        self.forked = False
+        self.written.clear()
+
+    def _end_seed(self, _: ev.SessionEndSeed) -> None:
+        self.ended = None
+        self.forked = True
         self.written.clear()
 
     def _run_end(self, event: ev.RunEnd) -> None:
@@ -194,13 +203,14 @@ class Past:
         before = self.occupancy.of(self.header, self.projection) if answered and self.header is not None else 0
         self.surface.append(event)
         self.projection.apply(event)
-        if isinstance(event, ev.AssistantMessage) and answered and self.header is not None:
-            if not event.interrupted:
-                self._settled()
-            if event.usage is not None:
-                self.occupancy.anchor(event.usage, self.header, self.projection)
-            content = event.message["content"]
-            self._settle(event, event.usage, before, tokens.estimate_content(content, tokens.cautious))
+        if not isinstance(event, ev.AssistantMessage) or not answered:
+            return
+        if not event.interrupted:
+            self._settled()
+        if event.usage is not None and self.header is not None:
+            self.occupancy.anchor(event.usage, self.header, self.projection)
+        content = event.message["content"]
+        self._settle(event, event.usage, before, tokens.estimate_content(content, tokens.cautious))
 
     def _settle(self, event: ev.Event, usage: Usage | None, asked: int, answered: int) -> None:
         """Count a call as the loop does: without a report by what it is estimated to have used."""

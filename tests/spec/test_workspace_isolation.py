@@ -282,7 +282,7 @@ def test_worktrees_can_be_made_at_the_same_time(repo: Path, tmp_path: Path) -> N
     assert git(repo, "worktree", "list", "--porcelain").count("worktree ") == 1
 
 
-def test_the_worktree_of_a_dead_run_is_removed_by_the_next(repo: Path, tmp_path: Path) -> None:
+def test_the_worktree_of_a_run_that_died_a_week_ago_is_removed_by_the_next(repo: Path, tmp_path: Path) -> None:
     """A killed process frees its lock; a live run's worktree is left alone."""
     program = textwrap.dedent("""
         import sys, time
@@ -303,6 +303,9 @@ def test_the_worktree_of_a_dead_run_is_removed_by_the_next(repo: Path, tmp_path:
     run.send_signal(signal.SIGKILL)
     run.wait()
     run.stdout.close()
+    with prepare_workspace(str(repo), state=tmp_path / "between", isolation="worktree"):
+        assert path.exists()  # somebody may want to go on with it
+    os.utime(tmp_path / "dead" / "workspace.json", (1_000_000, 1_000_000))
     with prepare_workspace(str(repo), state=tmp_path / "second", isolation="worktree") as workspace:
         assert not path.exists()
         assert git(repo, "worktree", "list", "--porcelain").count("worktree ") == 2
