@@ -75,10 +75,12 @@ def compressed(path: Path, pieces: Iterator[bytes]) -> None:
 
 def zipped(path: Path, pieces: Iterator[bytes]) -> None:
     """As the log of a ZIP, in which only one member is large, and not suspicious by its ratio alone."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        with archive.open("session.jsonl", "w", force_zip64=True) as member:
-            for piece in pieces:
-                member.write(piece)
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("session.jsonl", "w", force_zip64=True) as member,
+    ):
+        for piece in pieces:
+            member.write(piece)
 
 
 def many_members(path: Path, pieces: Iterator[bytes]) -> None:
