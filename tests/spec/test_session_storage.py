@@ -23,8 +23,6 @@ from runner.session.store import open_session
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runner.session import events as ev
-
 # Appends until the log fails, then tries every way to write again, and tells what happened.
 FILL = """
 import random, sys
