@@ -120,6 +120,7 @@ class FactsFold:
             ev.Redaction: self._redaction,
             ev.LlmRetryStarted: self._retry,
             ev.ArtifactWritten: self._artifact,
+            ev.SessionEndSeed: self._end_seed,
         }
 
     def apply(self, event: ev.Event) -> None:
@@ -210,6 +211,15 @@ class FactsFold:
 
     def _artifact(self, event: ev.ArtifactWritten) -> None:
         self.facts.artifacts[event.path] = event
+
+    def _end_seed(self, _: ev.SessionEndSeed) -> None:
+        """What a fork's parent did is not the fork's; what it was asked, and began with, still holds."""
+        facts = self.facts
+        for kept in (facts.denied, facts.writes, facts.limits, facts.artifacts):
+            kept.clear()
+        facts.denied_total = facts.writes_total = facts.redactions = facts.retries = facts.resumes = 0
+        facts.output_bytes = facts.duration_ms = 0
+        self._spans, self._span_start = 0, facts.started_at
 
 
 def _paths(paths: JsonObject | None) -> list[str]:
