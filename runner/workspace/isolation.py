@@ -179,8 +179,9 @@ def prepare_workspace(
     source = resolve_workspace(path)
     if state.resolve().is_relative_to(source):
         raise ConfigError(
-            f"the state directory {state} lies inside the workspace {source}",
-            hint="choose another --artifacts directory",
+            f"the folder for temporary files {state.parent} lies inside the workspace {source}, and a run needs a "
+            "private folder there",
+            hint="set TMPDIR to a folder outside the workspace, or work in a smaller one",
         )
     repository = find_repository(source)
     if repository is not None:
