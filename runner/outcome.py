@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runner.errors import SIGNAL_EXIT_CODES, SOFT_FAIL_CLASSES, ConfigError, ErrorCode
+from runner.figures import amount, counted
 from runner.record import field, record, replace
 from runner.session import events as ev
 
@@ -100,7 +101,7 @@ class Evidence:
 class CheckOutcome:
     """One check over all its attempts; ``duration_ms`` sums up, the rest is that of the last one.
 
-    ``output`` is the end of what it printed if it failed; ``killed`` that it did not end by itself.
+    ``output`` is the end of what it printed if it failed, ``exit_code`` how it ended; None if it did not by itself.
     """
 
     name: str
@@ -108,7 +109,7 @@ class CheckOutcome:
     attempts: int
     duration_ms: int
     output: str | None = None
-    killed: bool = False
+    exit_code: int | None = None
 
 
 @record
@@ -422,7 +423,7 @@ class OutcomeFold:
             before.attempts + 1 if before else 1,
             event.duration_ms + (before.duration_ms if before else 0),
             event.output,
-            event.exit_code is None and not event.passed,
+            None if event.passed else event.exit_code,
         )
 
     def _setup_end(self, event: ev.SetupEnd) -> None:
@@ -438,11 +439,11 @@ class OutcomeFold:
             return
         code = ErrorCode.BUDGET_EXHAUSTED if event.name in ("cost", "tokens") else ErrorCode.LIMIT_REACHED
         if event.needed is None:
-            message = f"the limit {event.name} was reached: {event.used:g} of {event.max:g}"
+            message = f"the limit {event.name} was reached: {amount(event.used)} of {amount(event.max)}"
         else:
             message = (
-                f"the limit {event.name} was reached: {event.used:g} of {event.max:g} are used, "
-                f"and the next request may need {event.needed:g} more"
+                f"the limit {event.name} was reached: {amount(event.used)} of {amount(event.max)} are used, "
+                f"and the next request may need {amount(event.needed)} more"
             )
         self._log(Cause(code, message, _HINTS[code]))
 
@@ -481,7 +482,7 @@ class OutcomeFold:
         if calls.total == 0 or calls.failed + calls.denied < calls.total:
             return None
         if calls.denied == calls.total and self._authority_denied:
-            message = "the one call was denied" if calls.total == 1 else f"all {calls.total} calls were denied"
+            message = "the one call was denied" if calls.total == 1 else f"all {calls.total:,} calls were denied"
             return Cause(ErrorCode.POLICY_DENIED, message, _HINTS[ErrorCode.POLICY_DENIED])
         message = "the one call failed" if calls.total == 1 else f"all {calls.total} calls failed"
         return Cause(ErrorCode.TASK_FAILED, message, "see the results of the calls in the log")
@@ -503,10 +504,10 @@ class OutcomeFold:
                 if not quiet:
                     causes.append(Cause(ErrorCode.TASK_FAILED, f"the check {name} never ran"))
                 continue
-            tries = "1 attempt" if check.attempts == 1 else f"{check.attempts} attempts"
+            tries = counted(check.attempts, "attempt")
             evidence.append(Evidence(f"check {name}", check.passed, f"{tries}, the last decides"))
-            if not check.passed and not (quiet and check.killed):
-                causes.append(Cause(ErrorCode.TASK_FAILED, f"the check {name} failed ({tries})"))
+            if not check.passed and not (quiet and check.exit_code is None):
+                causes.append(_failed_check(check, tries))
         for path in missing_outputs:
             evidence.append(Evidence(f"output {path}", False, "it is missing"))
             causes.append(Cause(ErrorCode.TASK_FAILED, f"the declared output {path} is missing"))
@@ -571,6 +572,21 @@ _TURN_WORDS = {
     "open": "the log ends inside a turn",
     "interrupted": "the last turn was interrupted",
 }
+
+
+_SHELL_HINTS = {
+    126: "its command was found and cannot be run: is it executable inside the sandbox?",
+    127: "its command was not found: is it on PATH inside the sandbox?",
+}
+"""What a shell means by an exit status of its own."""
+
+
+def _failed_check(check: CheckOutcome, tries: str) -> Cause:
+    how = "it did not end by itself" if check.exit_code is None else f"exit status {check.exit_code}"
+    hint = _SHELL_HINTS.get(check.exit_code or 0)
+    if hint is None and check.output:
+        hint = "the end of what it printed is in summary.md"
+    return Cause(ErrorCode.TASK_FAILED, f"the check {check.name} failed: {how} ({tries})", hint)
 
 
 def _unfinished(state: str) -> Cause:

@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from runner.errors import ErrorCode
+from runner.figures import amount, counted, decimals
 from runner.neutral import neutral_line, neutral_text
 
 if TYPE_CHECKING:
@@ -124,9 +125,7 @@ def _why(outcome: Outcome) -> list[str]:
 def _asked(facts: Facts) -> list[str]:
     if not facts.prompt:
         return []
-    more = []
-    if facts.prompts > 1:
-        more = ["1 more prompt followed." if facts.prompts == 2 else f"{facts.prompts - 1} more prompts followed."]
+    more = [f"{counted(facts.prompts - 1, 'more prompt')} followed."] if facts.prompts > 1 else []
     return ["## What was asked", code_block(facts.prompt), *more]
 
 
@@ -140,12 +139,11 @@ def _changes(facts: Facts, patch: PatchInfo | None) -> list[str]:
     parts = ["## Changes"]
     written = facts.artifacts.get("changes.patch")
     if patch is not None:
-        files = "1 file" if patch.files == 1 else f"{patch.files} files"
-        lines = "1 line" if patch.insertions == 1 else f"{patch.insertions} lines"
-        parts.append(f"{files}, {lines} added, {patch.deletions} removed, in `changes.patch`.")
+        lines = f"{counted(patch.insertions, 'line')} added, {patch.deletions:,} removed"
+        parts.append(f"{counted(patch.files, 'file')}, {lines}, in `changes.patch`.")
         parts.append(_listing(patch.paths, patch.files))
     elif written is not None and written.bytes:
-        parts.append(f"`changes.patch` has {written.bytes} bytes.")
+        parts.append(f"`changes.patch` has {counted(written.bytes, 'byte')}.")
     else:
         parts.append("No patch was made.")
     if facts.writes and patch is None:
@@ -174,7 +172,7 @@ def _denied(outcome: Outcome, facts: Facts) -> list[str]:
     if facts.denied_total > len(rows):
         parts.append(f"And {facts.denied_total - len(rows)} more.")
     approvals = outcome.approvals
-    parts.append(f"The policy was asked {approvals.asked} times and denied {approvals.denied}.")
+    parts.append(f"The policy was asked {counted(approvals.asked, 'time')} and denied {approvals.denied}.")
     return parts
 
 
@@ -242,7 +240,8 @@ def _limits(usage: JsonObject, facts: Facts) -> list[str]:
         (code_span(limit["name"]), _number(limit["used"]), _number(limit["max"])) for limit in facts.limit_table(usage)
     ]
     lines = [
-        f"- {code_span(event.name)}: {event.percent} % at {event.used:g} of {event.max:g}" for event in facts.limits
+        f"- {code_span(event.name)}: {event.percent} % at {amount(event.used)} of {amount(event.max)}"
+        for event in facts.limits
     ]
     parts = [_table(("limit", "used", "most"), rows)] if rows else []
     parts += ["\n".join(lines)] if lines else []
@@ -300,11 +299,11 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return "unknown"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) else decimals(value, 2)
 
 
 def _money(row: JsonObject) -> str:
-    return "unknown" if row["costUsd"] is None else f"${row['costUsd']:,.4f}"
+    return "unknown" if row["costUsd"] is None else f"${decimals(row['costUsd'], 4)}"
 
 
 def _seconds(milliseconds: float) -> str:

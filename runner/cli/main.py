@@ -119,6 +119,9 @@ def run_cli(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
     try:
         result: Any = cli.main(args=list(arguments), prog_name="nightshift", standalone_mode=False)
+    except getattr(click.exceptions, "NoArgsIsHelpError", ()) as error:  # older versions of click print it themselves
+        error.show()
+        return ErrorCode.CONFIG_INVALID.exit_code
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "nightshift"
         say_error(ErrorCode.CONFIG_INVALID.name, error.format_message(), f"see '{command} --help'")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from runner.figures import counted
 from runner.neutral import neutral_json, neutral_text
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ _ESCALATED = {"allow": "only calls that ask for", "deny": "calls without escalat
 
 
 def _text(report: JsonObject) -> str:
-    lines = [f"{report['policy']}: {len(report['rules'])} rules, digest {report['digest']}", ""]
+    lines = [f"{report['policy']}: {counted(len(report['rules']), 'rule')}, digest {report['digest']}", ""]
     for rule in report["rules"]:
         tools = rule["tool"] if rule["tool"] == "*" else ", ".join(rule["tool"])
         remarks = [

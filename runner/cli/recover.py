@@ -10,6 +10,7 @@ import click
 
 from runner.cli.output import put, put_json, say
 from runner.errors import ConfigError
+from runner.figures import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,8 +47,8 @@ def command(session: str, *, as_json: bool) -> None:
     if as_json:
         put_json(json.dumps(result, indent=2, ensure_ascii=False))
         return
-    files = "no patch" if result["patch"] is None else f"a patch of {result['patch']['files']} files"
-    put(f"recovered: {result['code']}, {result['steps']} steps, {files}")
+    files = "no patch" if result["patch"] is None else f"a patch of {counted(result['patch']['files'], 'file')}"
+    put(f"recovered: {result['code']}, {counted(result['steps'], 'step')}, {files}")
     say(f"report: {finished.directory / 'summary.md'}")
 
 

@@ -12,6 +12,7 @@ import click
 from runner.cli.options import Function, load_command, read_options, run_options
 from runner.cli.output import put, put_json, say, say_error
 from runner.errors import SOFT_FAIL_CLASSES, ConfigError
+from runner.figures import counted, decimals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,8 +38,8 @@ def check_classes(classes: Sequence[str]) -> None:
 def _cost(result: JsonObject) -> str:
     usage = result["usage"]
     tokens = sum(usage[bucket] or 0 for bucket in ("input", "cacheRead", "cacheWrite"))
-    money = "cost unknown" if result["costUsd"] is None else f"{result['costUsd']:.4f} USD"
-    return f"{money}, {tokens:,} tokens in, {usage['output'] or 0:,} out, {result['steps']} steps"
+    money = "cost unknown" if result["costUsd"] is None else f"{decimals(result['costUsd'], 4)} USD"
+    return f"{money}, {tokens:,} tokens in, {usage['output'] or 0:,} out, {counted(result['steps'], 'step')}"
 
 
 def _show_text(result: JsonObject, directory: Path) -> None:

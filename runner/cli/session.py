@@ -14,6 +14,7 @@ import click
 
 from runner.cli import session_replay
 from runner.cli.output import say
+from runner.figures import counted
 from runner.neutral import neutral_json, neutral_line
 
 if TYPE_CHECKING:
@@ -120,10 +121,8 @@ def export(session: str, *, output: Path, as_json: bool) -> None:
         _print_json({**facts, "manifest": written.manifest})
     else:
         repaired = ", repaired" if written.manifest["repaired"] else ""
-        members = len(written.manifest["members"])
-        _print_lines(
-            iter([f"{written.path}: {members} members, {written.bytes} bytes{repaired}, sha256 {written.sha256}"])
-        )
+        size = f"{counted(len(written.manifest['members']), 'member')}, {counted(written.bytes, 'byte')}"
+        _print_lines(iter([f"{written.path}: {size}{repaired}, sha256 {written.sha256}"]))
 
 
 @command.command()
@@ -179,7 +178,7 @@ def fork(session: str, *, turn: int, output: Path, as_json: bool) -> None:
     if as_json:
         _print_json(made.as_json())
     else:
-        events, files = f"{made.seed_length} events", f"{len(made.files)} files"
+        events, files = counted(made.seed_length, "event"), counted(len(made.files), "file")
         text = f"{made.directory}: {made.session}, {events} of {made.parent} up to turn {turn}, {files}"
         _print_lines(iter([neutral_line(text)]))
     if made.missing:
@@ -211,8 +210,8 @@ def _verification_lines(result: Verification, name: str = "session") -> Iterator
     yield neutral_line(f"{name} {result.session}")
     yield f"  chain: {result.chain}, manifest: {result.manifest}, {result.state}"
     yield f"  digest: {result.digest}"
-    counts = f"{result.events} events, {result.turns} turns, {result.steps} steps, {result.seals} seals"
-    yield f"  {result.lines} lines, {counts}"
+    counts = {name: getattr(result, f"{name}s") for name in ("line", "event", "turn", "step", "seal")}
+    yield f"  {', '.join(counted(number, name) for name, number in counts.items())}"
     yield f"  requests: {result.requests_checked} rebuilt and equal, {result.requests_not_checked} not checked"
     if result.artifacts_checked:
         yield neutral_line(f"  artifacts checked: {', '.join(result.artifacts_checked)}")

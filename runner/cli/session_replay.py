@@ -11,6 +11,7 @@ import click
 
 from runner.cli.output import put, put_json, say, say_error
 from runner.errors import ConfigError
+from runner.figures import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -89,8 +90,8 @@ def _lines(replayed: Replayed) -> Iterator[str]:
     made = requests["same"] + requests["different"]
     word = "identical" if replayed.identical else "not identical"
     yield (
-        f"{word}: {replayed.steps} steps, {replayed.results} results, "
-        f"{requests['same']} of {made} requests byte for byte ({requests['alike']} apart from paths and ids)"
+        f"{word}: {counted(replayed.steps, 'step')}, {counted(replayed.results, 'result')}, "
+        f"{requests['same']} of {counted(made, 'request')} byte for byte ({requests['alike']} apart from paths and ids)"
     )
     if replayed.ends is not None:
         yield f"the recording ends early: {replayed.ends}; it was replayed up to there"

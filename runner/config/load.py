@@ -17,6 +17,7 @@ import stat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from runner.errors import ConfigError
+from runner.figures import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -165,8 +166,7 @@ def config_error(source: str, problems: Iterable[Problem], *, hint: str | None =
     lines = [str(problem) for problem in ordered[:MAX_PROBLEMS]]
     if len(ordered) > MAX_PROBLEMS:
         lines.append(f"and {len(ordered) - MAX_PROBLEMS} more")
-    count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
-    return ConfigError(f"{source}: {count}", problems=lines, hint=hint)
+    return ConfigError(f"{source}: {counted(len(ordered), 'problem')}", problems=lines, hint=hint)
 
 
 def read_file(path: Path, *, name: str | None = None) -> bytes:

@@ -26,6 +26,8 @@ from runner.approvals.words import (
 )
 from runner.config.load import config_error, load_yaml, shorten, unknown_name
 from runner.config.shape import demand
+from runner.config.trust import shipped_policy_hint
+from runner.errors import ConfigError
 from runner.permission import Mode, Trust
 
 if TYPE_CHECKING:
@@ -61,7 +63,12 @@ def read_policy(path: Path, *, known_tools: Sequence[str] = KNOWN_TOOLS) -> Poli
     Raises:
         ConfigError: With every problem of the file at once.
     """
-    document = load_yaml(path)
+    try:
+        document = load_yaml(path)
+    except ConfigError as error:
+        if not path.exists():
+            error.hint = shipped_policy_hint(path.name) or error.hint
+        raise
     demand("policy", document)
     return load_policy(document, known_tools=known_tools)
 

@@ -17,7 +17,7 @@ from runner.config.recorded import NO_NETWORK, check_confined
 from runner.config.responses import parse_script
 from runner.config.shape import demand, schema_of, split_key
 from runner.config.spec import ProfileSpec, ToolsSpec
-from runner.config.trust import is_inside
+from runner.config.trust import is_inside, shipped_policy_hint
 from runner.config.values import parse_duration, parse_memory, parse_size
 from runner.errors import ConfigError
 from runner.permission import Mode, Trust
@@ -25,7 +25,7 @@ from runner.providers.address import address_problem, masked
 from runner.providers.base import ModelSpec, Prices
 from runner.providers.registry import LOCAL
 from runner.record import fields, replace
-from runner.sandbox.base import SandboxLimits, SandboxSpec
+from runner.sandbox.base import SandboxLimits, SandboxSpec, disabled_backends
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -119,6 +119,7 @@ def resolve_profile(
     if mode is Mode.DANGER_FULL_ACCESS and not accepted:
         text = "danger-full-access confines nothing: set accept_unconfined to true, or use workspace-write"
         profile.problem(("permission_mode",), text)
+    disabled_backends(environ)
     sandbox = _sandbox(profile, environ, untrusted if recording is None else NO_NETWORK)
     tools = _tools(profile)
     profile.take("artifacts", "visibility", default=DEFAULTS["Artifacts.visibility"])
@@ -467,7 +468,12 @@ def _policy(profile: Effective, reader: Reader) -> tuple[Policy, JsonObject]:
         profile.note(location, None, "default", private=True)
     elif isinstance(declared, str):
         path = Path(_path(profile, location, declared))
-        document = read_referenced(reader, path, profile.document, location)
+        try:
+            document = read_referenced(reader, path, profile.document, location)
+        except ConfigError as error:
+            if not path.exists():
+                error.hint = shipped_policy_hint(declared) or error.hint
+            raise
         profile.take("approvals", private=True)
     else:
         document = profile.document.child(location)

@@ -36,6 +36,8 @@ WRITERS: Final = frozenset({"OWNER", "MEMBER", "COLLABORATOR"})
 _OPEN_TO_ALL: Final = ("issue", "comment", "review", "discussion")
 """Parts of an event that anybody may have written, each with its ``author_association``."""
 
+_POLICY: Final = ".policy.yaml"
+
 _REVISION: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -326,6 +328,15 @@ class Reader:
     def shown(self, path: Path) -> str:
         """A path as it is shown: relative to the current directory where it lies below it."""
         return str(path.relative_to(self.cwd)) if is_inside(path, self.cwd) and path != self.cwd else str(path)
+
+
+def shipped_policy_hint(reference: str) -> str | None:
+    """What to do about a policy file that is not there and has the name of a shipped one; None for other names."""
+    name = os.path.basename(reference).removesuffix(_POLICY)  # noqa: PTH119  # a text
+    path = shipped_directory() / "policies" / f"{name}{_POLICY}"
+    if not name or not path.is_file():
+        return None
+    return f"the policy of the shipped profile comes with `extends: {name}`; as a file it is {path}"
 
 
 def find_profile(reference: str, directory: str | Path) -> Path:

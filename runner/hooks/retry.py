@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runner.agent.hook import Hook
+from runner.figures import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +58,7 @@ class RetryHook(Hook):
             why = f", since retry.seconds is {self._spec.seconds:g}"
         else:
             return delay
-        times = "1 attempt" if failed.attempt == 1 else f"{failed.attempt} attempts in {failed.waited:.0f} s"
+        times = counted(failed.attempt, "attempt") + ("" if failed.attempt == 1 else f" in {failed.waited:.0f} s")
         failed.error.message += f" (given up after {times}{why})"
         failed.error.hint = failed.error.hint or "run it again later, or raise retry.attempts and retry.seconds"
         return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from runner.errors import ProviderError
+from runner.figures import counted
 from runner.messages import text_of
 from runner.providers.faults import failure
 from runner.session.tokens import estimate_usage
@@ -84,7 +85,7 @@ class ScriptedProvider:
         number = self._position + 1
         if number > len(self._responses):
             raise ProviderError(
-                f"{self._source} has {len(self._responses)} responses, and step {number} asks for another",
+                f"{self._source} has {counted(len(self._responses), 'response')}, and step {number} asks for another",
                 kind="script-exhausted",
                 hint="add a response, or let the last one make no calls",
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from runner.errors import ConfigError
 from runner.record import field, mutable_record, record
 
 if TYPE_CHECKING:
@@ -20,8 +21,32 @@ if TYPE_CHECKING:
 BARE = "none"
 """Name that stands for "no backend" in log and reports."""
 
+BACKENDS = ("bubblewrap", "landlock")
+"""In the order in which ``auto`` tries them."""
+
+LATER_BACKENDS = ("seatbelt",)
+"""Names that may be used already, and never work on Linux."""
+
+DISABLE_VARIABLE = "NIGHTSHIFT_DISABLE_BACKENDS"
+"""Names of backends, separated by commas, to be treated as unavailable. It can only make things stricter."""
+
 PROPERTIES = ("pid_isolation", "git_protect", "metadata", "private_shm", "signal_scope")
 """What a profile may ``require`` of a backend."""
+
+
+def disabled_backends(environ: Mapping[str, str]) -> frozenset[str]:
+    """Backends that ``NIGHTSHIFT_DISABLE_BACKENDS`` makes unavailable.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, it names something else: what was meant would stay available.
+    """
+    names = [name for part in environ.get(DISABLE_VARIABLE, "").split(",") if (name := part.strip())]
+    for name in names:
+        if name not in (*BACKENDS, *LATER_BACKENDS):
+            raise ConfigError(
+                f"{DISABLE_VARIABLE}: there is no sandbox backend {name!r}", hint=f"use {', '.join(BACKENDS)}"
+            )
+    return frozenset(names)
 
 
 @record

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from runner.errors import ConfigError, SandboxError
 from runner.permission import Mode
 from runner.record import field, record, replace
+from runner.sandbox.base import BACKENDS, DISABLE_VARIABLE, LATER_BACKENDS, disabled_backends
 from runner.sandbox.launch import interpreter
 from runner.sandbox.layout import is_within, steps_to
 from runner.sandbox.process import run
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
 
     from runner.cancellation import Cancellation
     from runner.sandbox.base import Backend, ProcessResult, SandboxPolicy
-
-BACKENDS = ("bubblewrap", "landlock")
-"""In the order in which ``auto`` tries them."""
-
-DISABLE_VARIABLE = "NIGHTSHIFT_DISABLE_BACKENDS"
-"""Names of backends, separated by commas, to be treated as unavailable. It can only make things stricter."""
 
 _TIMEOUT = 15.0
 _CONTENT = b"nightshift-probe"
@@ -161,7 +156,7 @@ def build_backend(name: str) -> Backend:
         raise SandboxError(
             "seatbelt confines on macOS only", hint="use sandbox.backend: auto, bubblewrap or landlock on Linux"
         )
-    if name in (*BACKENDS, "seatbelt") and sys.platform != "linux":
+    if name in (*BACKENDS, *LATER_BACKENDS) and sys.platform != "linux":
         raise SandboxError(
             f"this version confines on Linux only, not on {sys.platform}",
             hint="run in a Linux machine or container",
@@ -175,11 +170,6 @@ def build_backend(name: str) -> Backend:
 
         return Landlock()
     raise ConfigError(f"there is no sandbox backend {name!r}", hint=f"use auto, {', '.join(BACKENDS)} or seatbelt")
-
-
-def disabled_backends(environ: Mapping[str, str]) -> frozenset[str]:
-    """Backends that ``NIGHTSHIFT_DISABLE_BACKENDS`` makes unavailable."""
-    return frozenset(name.strip() for name in environ.get(DISABLE_VARIABLE, "").split(",") if name.strip())
 
 
 def probe(name: str, policy: SandboxPolicy, *, cancellation: Cancellation, environ: Mapping[str, str]) -> ProbeReport:

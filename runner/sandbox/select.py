@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from runner.errors import ConfigError, SandboxError
 from runner.permission import Mode
 from runner.record import replace
-from runner.sandbox.base import PROPERTIES, SandboxPolicy, SandboxSpec
-from runner.sandbox.probe import BACKENDS, ProbeReport, build_backend, probe
+from runner.sandbox.base import BACKENDS, PROPERTIES, SandboxPolicy, SandboxSpec
+from runner.sandbox.probe import ProbeReport, build_backend, probe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,8 +17,8 @@ from runner.errors import ConfigError, ErrorCode, SandboxError
 from runner.permission import Mode
 from runner.record import replace
 from runner.sandbox import probe as probing
-from runner.sandbox.base import BARE, ConfinedCommand, SandboxPolicy, SandboxSpec
-from runner.sandbox.probe import DISABLE_VARIABLE, build_backend, probe
+from runner.sandbox.base import BARE, DISABLE_VARIABLE, ConfinedCommand, SandboxPolicy, SandboxSpec
+from runner.sandbox.probe import build_backend, probe
 from runner.sandbox.select import probe_all, select_backend
 from runner.testing.sandbox import make_box
 
@@ -175,11 +175,13 @@ def test_required_properties_decide(box: Box) -> None:
 def test_a_named_backend_is_never_replaced(box: Box) -> None:
     """Where it is unavailable the run does not start, whatever else works."""
     with pytest.raises(SandboxError, match=f"{box.backend}: switched off"):
-        select(box, policy_of(box), backend=box.backend, environ={DISABLE_VARIABLE: f"other, {box.backend}"})
+        select(box, policy_of(box), backend=box.backend, environ={DISABLE_VARIABLE: f"seatbelt, {box.backend}"})
     with pytest.raises(SandboxError, match="macOS"):
         select(box, policy_of(box), backend="seatbelt")
     with pytest.raises(ConfigError, match="chroot"):
         select(box, policy_of(box), backend="chroot")
+    with pytest.raises(ConfigError, match="no sandbox backend 'bwrap'"):
+        select(box, policy_of(box), environ={DISABLE_VARIABLE: "landlock, bwrap"})
 
 
 def test_auto_takes_the_next_that_works(box: Box) -> None:

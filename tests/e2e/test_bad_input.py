@@ -199,6 +199,55 @@ def test_a_bad_workspace_is_refused(
     assert_refused(run_nightshift("run", scripted_task([DONE]), "--workspace", path), path)
 
 
+def test_a_workspace_around_the_folder_for_temporary_files_is_refused(
+    run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
+) -> None:
+    """What a run needs for itself may not lie where the agent writes; the hint names the variable."""
+    workspace = make_repo()
+    (workspace / "tmp").mkdir()
+
+    finished = run_nightshift(
+        "run", scripted_task([DONE]), "--workspace", workspace, env={"TMPDIR": str(workspace / "tmp")}
+    )
+
+    assert_refused(finished, f"{workspace}/tmp lies inside the workspace", "hint: set TMPDIR")
+    assert list((workspace / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["run"], ["plan"], ["doctor"]])
+def test_a_backend_that_cannot_be_switched_off_is_refused(
+    command: list[str], run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
+) -> None:
+    """A misspelt name would leave the backend on."""
+    more: list[str | Path] = [] if command == ["doctor"] else [scripted_task([DONE]), "--workspace", make_repo()]
+
+    finished = run_nightshift(*command, *more, env={"NIGHTSHIFT_DISABLE_BACKENDS": "bubblewrap,landlok"})
+
+    assert_refused(finished, "NIGHTSHIFT_DISABLE_BACKENDS: there is no sandbox backend 'landlok'", "landlock")
+
+
+@pytest.mark.parametrize("name", ["refactor", "refactor.policy.yaml"])
+def test_a_shipped_policy_that_is_named_as_if_it_lay_here_gets_a_hint(
+    name: str, run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
+) -> None:
+    """How a profile gets it, and where it is."""
+    task = scripted_task([DONE], profile={"approvals": name})
+    hint = "hint: the policy of the shipped profile comes with `extends: refactor`; as a file it is /"
+
+    assert_refused(run_nightshift("run", task, "--workspace", make_repo()), f"{name}: no such file", hint)
+    assert_refused(run_nightshift("policy", "check", name), f"{name}: no such file", hint)
+
+
+@pytest.mark.parametrize("command", [[], ["session"], ["policy"]])
+def test_a_command_line_that_ends_early_gets_the_help(command: list[str], run_nightshift: Nightshift) -> None:
+    """As an answer, not as an error message; the exit code is still that of a command that did nothing."""
+    finished = run_nightshift(*command)
+
+    assert finished.exit_code in (0, 2)  # older versions of click take it for a success
+    assert "Usage: nightshift" in finished.stdout + finished.stderr
+    assert "CONFIG_INVALID" not in finished.stderr
+
+
 def test_a_repository_with_credentials_in_its_configuration_is_refused(
     run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo, git: Callable[..., str]
 ) -> None:

@@ -398,6 +398,36 @@ def test_a_required_patch_that_was_not_made_exits_14(
     assert_whole(finished, run_nightshift)
 
 
+@pytest.mark.parametrize(
+    ("run", "status", "hint"),
+    [
+        ("exit 3", 3, None),
+        ("echo red; false", 1, "the end of what it printed is in summary.md"),
+        ("no-such-program -q", 127, "its command was not found: is it on PATH inside the sandbox?"),
+        ("/etc/passwd", 126, "its command was found and cannot be run: is it executable inside the sandbox?"),
+    ],
+)
+def test_a_failing_check_is_said_with_its_exit_status(
+    run: str,
+    status: int,
+    hint: str | None,
+    run_nightshift: Nightshift,
+    scripted_task: ScriptedTask,
+    make_repo: MakeRepo,
+) -> None:
+    """In the last lines on stderr, with what to do where the status tells."""
+    task = scripted_task([DONE], task={"checks": [{"name": "tests", "run": run}]})
+
+    finished = run_nightshift("run", task, "--workspace", make_repo())
+
+    assert finished.exit_code == 1, finished.stderr
+    said = f"the check tests failed: exit status {status} (1 attempt)"
+    last = [f"error TASK_FAILED: {said}", *([f"hint: {hint}"] if hint else [])]
+    assert finished.stderr.splitlines()[-len(last) :] == last
+    assert finished.result["error"] == {"code": "TASK_FAILED", "message": said, "hint": hint}
+    assert ", 1 step\n" in finished.stderr
+
+
 @pytest.mark.parametrize("works", [False, True], ids=["an idle agent", "an agent that works"])
 def test_what_a_check_writes_is_not_the_agents_change(
     works: bool, run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo

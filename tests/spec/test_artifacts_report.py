@@ -188,6 +188,18 @@ def test_cost_and_limits_are_tables_and_unknown_is_said() -> None:
     assert "`cost`" not in section(text, "Limits")
 
 
+def test_a_limit_below_a_cent_is_not_shown_as_nothing() -> None:
+    """And large ones are written out."""
+    opening = start()
+    opening.config["profile"]["limits"] = {"steps": 60, "cost": 0.004, "tokens": 10_000_000}
+    reached = ev.LimitReached(name="tokens", used=9_000_001, max=10_000_000, percent=90)
+    limits = section(summary(run(answer("x", inputTokens=1), reached, opening=opening)), "Limits")
+
+    assert "| `cost` | unknown | 0.004 |" in limits
+    assert "| `tokens` | 1 | 10,000,000 |" in limits
+    assert "`tokens`: 90 % at 9,000,001 of 10,000,000" in limits
+
+
 def test_checks_have_a_row_each() -> None:
     """Whether the last attempt passed, and how many there were."""
     assert "| `tests` | passed | 1 | 1.5 s |" in section(summary(run()), "Checks")
