@@ -3,7 +3,8 @@
 Holds ``session.jsonl`` (decoded), ``media/``, ``spill/``, ``subagents/<id>/...`` and ``manifest.json`` with
 the digest of every member. Deterministic: the same session gives the same bytes. Streaming. A log that
 ends in an open turn, or torn, is repaired in the copy and the manifest says so; the log itself is only
-read. No effect on the prefix cache.
+read. Lines under a seal that fits are as they were written and are copied without a look into each; all
+others are checked one by one. No effect on the prefix cache.
 """
 
 from __future__ import annotations
@@ -18,29 +19,59 @@ import orjson
 
 from runner.errors import LogError, StorageError
 from runner.session import codec
-from runner.session.events import Redaction
-from runner.session.header import is_chained
+from runner.session.events import (
+    ApprovalAsked,
+    ApprovalDecided,
+    CompactionEnd,
+    CompactionStart,
+    Event,
+    LogSeal,
+    Redaction,
+    StepEnd,
+    StepStart,
+    TurnEnd,
+    TurnStart,
+    event_from_record,
+)
+from runner.session.header import check_header, is_chained
 from runner.session.repair import close
 from runner.session.store import EXPORTED_LOG, MANIFEST_NAME, SessionSource, open_session
 from runner.session.structure import Structure
-from runner.session.surface import Surface
+from runner.session.surface import Surface, check_message
 
 if TYPE_CHECKING:
     import zipfile
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
     from typing import IO
 
     from runner.messages import JsonObject
-    from runner.session.store import Line
 
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 _LEVEL = 3
+_FAST_LEVEL = 1  # of large members: half the time of level 3, and a tenth more bytes
 _READ = 1024 * 1024
 _GATHER = 128 * 1024
 _LARGE = 4 * 1024 * 1024
 _WORTH = 0.4
 _TAKEN = ("media/", "spill/")
+_WAITING = 1024 * 1024
+_TYPE = b'{"type":"'
+_SEAL = b'{"type":"log/seal"'
+_OUTLINE = frozenset(
+    kind.TYPE.encode()
+    for kind in (
+        TurnStart,
+        TurnEnd,
+        StepStart,
+        StepEnd,
+        ApprovalAsked,
+        ApprovalDecided,
+        CompactionStart,
+        CompactionEnd,
+        Redaction,
+    )
+)
 
 
 class Export(NamedTuple):
@@ -100,7 +131,8 @@ class _Writing:
 
     def session(self, source: SessionSource, *, folder: str) -> None:
         """Write a log, what lies beside it, and its subagents."""
-        self._write(folder + EXPORTED_LOG, self._log(source))
+        copy = _Copy(chained=is_chained(source.header))
+        self._write(folder + EXPORTED_LOG, self._log(source, copy), digest=copy.digest)
         with source.files() as files:
             for path in sorted(files.paths()):
                 if path.startswith(_TAKEN):
@@ -123,75 +155,173 @@ class _Writing:
             member.write(data)
         return manifest
 
-    def _write(self, path: str, pieces: Iterator[bytes]) -> None:
-        digest, size = hashlib.sha256(), 0
+    def _write(self, path: str, pieces: Iterator[bytes], *, digest: hashlib._Hash | None = None) -> None:
+        """Write a member; a ``digest`` that is given is kept by whoever makes the pieces."""
+        whole, size = digest or hashlib.sha256(), 0
         head, rest = _begun(_gathered(pieces))
-        with self._open(path, compressed=not _is_dense(head)) as member:
+        with self._open(path, level=_level(head)) as member:
             for piece in chain(head, rest):
-                digest.update(piece)
+                if digest is None:
+                    whole.update(piece)
                 size += len(piece)
                 member.write(piece)
-        self._members.append({"path": path, "bytes": size, "sha256": digest.hexdigest()})
+        self._members.append({"path": path, "bytes": size, "sha256": whole.hexdigest()})
 
-    def _open(self, path: str, *, compressed: bool = True) -> IO[bytes]:
+    def _open(self, path: str, *, level: int = _LEVEL) -> IO[bytes]:
         import zipfile
 
         info = zipfile.ZipInfo(path, _FIXED_TIME)
-        info.compress_type = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+        info.compress_type = zipfile.ZIP_DEFLATED if level else zipfile.ZIP_STORED
+        info._compresslevel = level  # type: ignore[attr-defined]  # noqa: SLF001  # public from Python 3.13 on
         info.create_system = 3  # Unix, whatever the system, so that the bytes are the same
         info.external_attr = 0o100600 << 16
         return self._archive.open(info, "w", force_zip64=True)
 
-    def _log(self, source: SessionSource) -> Iterator[bytes]:
+    def _log(self, source: SessionSource, copy: _Copy) -> Iterator[bytes]:
         """The whole lines of a log, and what closes it if it is open."""
-        folded = _Folded()
-        chained = is_chained(source.header)
-        sealed = hashlib.sha256()
         try:
-            for line in source.lines():
-                folded.take(line)
-                data = line.data + b"\n"
-                if chained:
-                    sealed.update(data)
-                yield data
+            yield from copy.lines(source.raw_lines())
         except LogError as error:
-            raise source.located(error, folded.lines) from None
-        closing = close(folded.structure, next_seq=folded.events, time=folded.time)
-        self._redacted = self._redacted or folded.redacted
+            raise source.located(error, copy.line) from None
+        closing = close(copy.structure, next_seq=copy.events, time=copy.time)
+        self._redacted = self._redacted or copy.redacted
         self._repaired = self._repaired or bool(closing) or source.dropped is not None
         for event in closing:
-            data = codec.encode_line(event.record())
-            sealed.update(data)
-            yield data
-        if closing and chained:
-            seq, lines = folded.events + len(closing), folded.lines + len(closing)
-            start = codec.seal_start(seq=seq, time=folded.time, lines=lines)
-            sealed.update(start)
-            yield start + sealed.hexdigest().encode() + codec.SEAL_END
+            yield copy.add(codec.encode_line(event.record()))
+        if closing and copy.chained:
+            seq, lines = copy.events + len(closing), copy.line + len(closing)
+            yield copy.add(codec.seal_start(seq=seq, time=copy.time, lines=lines))
+            yield copy.add(copy.digest.hexdigest().encode() + codec.SEAL_END)
 
 
-class _Folded:
-    """What has to be known of a log to close it."""
+class _Copy:
+    """The lines of a log on their way into a copy, and what has to be known of them to close it.
 
-    def __init__(self) -> None:
+    Lines of ours wait for their seal. If it fits, only those are read that open or close something. ``line`` is the
+    number of the line last looked at, ``digest`` that of the bytes given.
+    """
+
+    def __init__(self, *, chained: bool) -> None:
+        self.chained = chained
+        self.digest = hashlib.sha256()
         self.structure = Structure()
         self.redacted = False
-        self.lines = 0
+        self.line = 0
         self.events = 0
         self.time = 0
-        self._surface = Surface()
+        self._seal_line = 0
+        self._surface: Surface | None = Surface()
 
-    def take(self, line: Line) -> None:
+    def add(self, data: bytes) -> bytes:
+        """Take bytes into the digest and return them."""
+        self.digest.update(data)
+        return data
+
+    def lines(self, lines: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the same lines in pieces, with their newlines.
+
+        Raises:
+            LogError: LOG_INVALID, a line is not as it was written or cannot stand where it stands.
+        """
+        held: list[bytes] = []
+        size = 0
+        reading = not self.chained
+        for data in lines:
+            if self.line == 0:
+                self.line = 1
+                check_header(codec.decode_line(data))
+                yield self.add(data + b"\n")
+            elif self.chained and data.startswith(_SEAL):
+                yield self.add(_joined(held))
+                self._seal(data, held if not reading else None)
+                yield self.add(data + b"\n")
+                held, size, reading = [], 0, False
+            else:
+                if reading:
+                    self._read(data)
+                held.append(data)
+                size += len(data)
+                if size >= _WAITING:
+                    if not reading:
+                        self._read_all(held)
+                    yield self.add(_joined(held))
+                    held, size, reading = [], 0, True
+        if not reading:
+            self._read_all(held)
+        yield self.add(_joined(held))
+
+    def _read_all(self, lines: Iterable[bytes]) -> None:
+        for data in lines:
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
         """Fold one line."""
-        self.lines = line.number
-        if line.number == 1:
-            return
-        for event in codec.events_of(line.record, first=self.events):
-            self._surface.apply(event)
-            self.structure.apply(event)
+        self.line += 1
+        event = codec.read_record(codec.decode_line(data), first=self.events)
+        if isinstance(event, codec.ChunkRow):
+            self.events += event.count
+        else:
             self.events += 1
-            self.time = event.time
+            if self._surface is not None:
+                self._surface.apply(event)
+            else:
+                check_message(event)  # the messages it may replace were not read
+        self.structure.apply(event)
+        self.time = event.time
+        self.redacted = self.redacted or isinstance(event, Redaction)
+
+    def _seal(self, data: bytes, before: list[bytes] | None) -> None:
+        """Fold a seal and the lines before it, as far as they were not read yet; the digest is that before the seal."""
+        first = self._seal_line + 1
+        lines = self.line + len(before or ())
+        seal = self._fitting(data, lines)
+        if before is not None and (seal is None or not self._outline(before)):
+            self._read_all(before)  # which names the first bad line if it can
+            before = None
+        self.line = self._seal_line = lines + 1
+        if seal is None:
+            raise LogError(f"the seal does not fit: a line from {first} to {self.line} is not as it was written")
+        if before is None and seal.seq != self.events:
+            raise LogError(f"seq is {seal.seq}, expected {self.events}")
+        self.events, self.time = seal.seq + 1, seal.time
+
+    def _fitting(self, data: bytes, lines: int) -> LogSeal | None:
+        """The seal of a line, None if it is not the seal over the digest."""
+        try:
+            seal = event_from_record(codec.decode_line(data))
+        except LogError:
+            return None
+        if not isinstance(seal, LogSeal):
+            return None
+        start = codec.seal_start(seq=seal.seq, time=seal.time, lines=lines)
+        whole = self.digest.copy()
+        whole.update(start)
+        return seal if data + b"\n" == start + whole.hexdigest().encode() + codec.SEAL_END else None
+
+    def _outline(self, lines: list[bytes]) -> bool:
+        """Fold what opens and closes in sealed lines; False, and nothing is folded, if they have to be read."""
+        events: list[tuple[int, Event]] = []
+        for number, data in enumerate(lines, self.line + 1):
+            if not data.startswith(_TYPE):
+                return False
+            if data[len(_TYPE) : data.find(b'"', len(_TYPE))] in _OUTLINE:
+                self.line, before = number, self.line
+                event = event_from_record(codec.decode_line(data))
+                self.line = before
+                events.append((number, event))
+        steps = [isinstance(event, StepStart) for _, event in events if isinstance(event, (StepStart, StepEnd))]
+        if steps[-1] if steps else self.structure.step is not None:
+            return False  # the calls of an open step count
+        for number, event in events:
+            self.line = number
+            self.structure.apply(event)
             self.redacted = self.redacted or isinstance(event, Redaction)
+        self._surface = None
+        return True
+
+
+def _joined(lines: list[bytes]) -> bytes:
+    return b"\n".join([*lines, b""]) if lines else b""
 
 
 def _begun(pieces: Iterator[bytes]) -> tuple[list[bytes], Iterator[bytes]]:
@@ -206,16 +336,18 @@ def _begun(pieces: Iterator[bytes]) -> tuple[list[bytes], Iterator[bytes]]:
     return head, pieces
 
 
-def _is_dense(head: list[bytes]) -> bool:
-    """Whether a member is large and hardly gets smaller, as escaped bytes do: then it is not worth the seconds.
+def _level(head: list[bytes]) -> int:
+    """How much to compress a member that begins with ``head``: 0 where it is not worth the seconds.
 
-    A cancelled run has five seconds for all of its end, and its output may have hundreds of megabytes.
+    A cancelled run has five seconds for all of its end, and its output may have hundreds of megabytes. Escaped bytes
+    hardly get smaller.
     """
     import zlib
 
     if sum(map(len, head)) < _LARGE:
-        return False
-    return len(zlib.compress(head[0], _LEVEL)) > _WORTH * len(head[0])
+        return _LEVEL
+    dense = len(zlib.compress(head[0], _LEVEL)) > _WORTH * len(head[0])
+    return 0 if dense else _FAST_LEVEL
 
 
 def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
