@@ -214,7 +214,23 @@ def forked() -> None:
     run([*command, "--turn", "2", "--output", str(OURS / "forked")], code=0)
 
 
-LOGS: dict[str, Callable[[], None]] = {each.__name__: each for each in (turns, compaction, openai, cancelled, forked)}
+def resumed() -> None:
+    """A fork of ``turns`` behind its first turn that was gone on with, under a changed script."""
+    workspace = PLACE / "turns" / "workspace"
+    if not workspace.exists():
+        main(["turns", "forked"])
+    script = {"version": 1, "responses": [{"text": ""}] * 3 + [calls(call("read_file", path="src/b.py")), *[DONE] * 4]}
+    (PLACE / "turns" / "script.yaml").write_text(json.dumps(script))
+    command = str(Path(sys.executable).with_name("nightshift"))
+    target = str(OURS / "resumed")
+    run([command, "session", "fork", str(OURS / "turns"), "--turn", "1", "--output", target], code=0)
+    options = ["--workspace", str(workspace), "--accept-config-change", "--set", "limits.steps=60"]
+    run([command, "resume", target, str(PLACE / "turns" / "task.yaml"), *options], code=0)
+
+
+LOGS: dict[str, Callable[[], None]] = {
+    each.__name__: each for each in (turns, compaction, openai, cancelled, forked, resumed)
+}
 
 
 def main(names: Sequence[str]) -> None:
