@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -79,6 +80,7 @@ class Spool:
     def __init__(self) -> None:
         self._file: Any = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  # lives as long as this
         self._ends = [0]
+        weakref.finalize(self, self._file.close)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
