@@ -115,7 +115,7 @@ def fork_session(
 
 
 class _Seed:
-    """The events up to the end of the wanted turn, as far as they were read."""
+    """The events up to the end of the wanted turn, as far as they were read. ``events`` counts up to the last turn."""
 
     def __init__(self, turn: int) -> None:
         self.events = 0
@@ -129,8 +129,8 @@ class _Seed:
         """Take one event into account; those behind the turn count for nothing."""
         if self.found:
             return
-        self.events += 1
         if isinstance(event, TurnEnd):
+            self.events = event.seq + 1
             self.closed.append(event.turn)
             self.found = event.turn == self._turn
         elif isinstance(event, ToolResult):
@@ -179,7 +179,7 @@ def _find_seed(source: SessionSource, turn: int) -> _Seed:
         ConfigError: There is no such turn, or it has no end.
     """
     seed = _Seed(turn)
-    reading = Reading(source, {}, watch=seed.apply)
+    reading = Reading(source, {}, watch=seed.apply, pieces=False)
     seals = None
     for line in reading.lines():
         if not seed.found:

@@ -286,10 +286,13 @@ class SessionLog:
             self._check_usable()
             flushed = self._decoded_bytes
             for line in lines:
-                events: list[Event] = []
-                self._take_line(codec.decode_line(line), first=False, fold=events.append)
-                seal = events[0]
-                self._put(self._seal_line(seal) if isinstance(seal, LogSeal) else line + b"\n")
+                read = codec.read_record(codec.decode_line(line), first=self._next_seq)
+                if isinstance(read, codec.ChunkRow):
+                    self._next_seq += read.count
+                else:
+                    self._surface.apply(read)
+                    self._next_seq += 1
+                self._put(self._seal_line(read) if isinstance(read, LogSeal) else line + b"\n")
                 if self._decoded_bytes - flushed >= _block_size(self._decoded_bytes):
                     self._flush()
                     flushed = self._decoded_bytes
