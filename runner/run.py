@@ -403,35 +403,50 @@ class _State:
         resuming: bool = False,
         old: Path | None = None,
     ) -> None:
-        from runner.workspace.records import RecordKeeper, remove_leftovers
+        from runner.workspace.leftovers import KEEP_SECONDS, PREFIX, Claim, remove_leftovers
+        from runner.workspace.records import prune_records
 
         self._begun = begun
         self._options = options
         self._root = default_root(environ)
-        self._record = RecordKeeper(self._root)
         self._resuming = resuming
-        self._kept = old is not None and old.is_dir()
-        remove_leftovers(self._root)
-        self.path = old if old is not None and self._kept else Path(tempfile.mkdtemp(prefix="nightshift-"))
+        self._noted: str | None = None
+        self._keep = old is not None and old.is_dir()
+        self._lasting = False
+        remove_leftovers(Path(tempfile.gettempdir()), older_than=KEEP_SECONDS)
+        prune_records(self._root)
+        self.path = old if old is not None and self._keep else Path(tempfile.mkdtemp(prefix=PREFIX))
+        try:
+            self._claim = Claim(self.path)
+        except OSError as error:
+            raise StorageError(f"the state directory {self.path} cannot be written: {error.strerror}") from error
 
     def note(self, session: str, directory: Path, *, workspace: str, writable: Sequence[str]) -> None:
         """Write the record, where no agent can write it."""
-        from runner.workspace.records import RunRecord
+        from runner.workspace.records import RunRecord, write_record
 
         root = self._root.resolve()
         if self._options.command is None or any(root.is_relative_to(each) for each in (workspace, *writable)):
             return
-        self._record.keep(RunRecord(session, str(directory), str(self.path), self._options.command))
+        write_record(self._root, RunRecord(session, str(directory), str(self.path), self._options.command))
+        self._noted = session
 
     def finish(self, run: _Run, finished: FinishedRun) -> FinishedRun:
         """The run has come to its own end."""
-        self._record.remove()
-        self._kept = run.unsaved and run.workspace.isolation != "in-place"
-        if self._kept:
+        self._remove_record()
+        self._keep = self._lasting = run.unsaved and run.workspace.isolation != "in-place"
+        if self._keep:
             # Without a patch this directory is the only place where the agent's work still is.
             run.workspace.close(keep=True)
             diagnostics.warning("no patch could be made, so the workspace is kept", path=run.workspace.path)
         return finished
+
+    def _remove_record(self) -> None:
+        from runner.workspace.records import remove_record
+
+        if self._noted is not None:
+            remove_record(self._root, self._noted)
+            self._noted = None
 
     def __enter__(self) -> Self:
         return self
@@ -440,11 +455,11 @@ class _State:
         from runner.workspace.removal import remove_tree
 
         self._begun.provider.close()
-        if not self._kept:
+        if not self._keep:
             remove_tree(self.path)
         if not self._resuming:
-            self._record.remove()
-        self._record.__exit__()
+            self._remove_record()
+        self._claim.release(keep=self._lasting)
 
 
 def _folds(directory: Path, begun: _Begun | None) -> tuple[JsonObject, Past, Structure, RunFold]:

@@ -23,7 +23,7 @@ from runner.errors import ConfigError, StorageError
 from runner.record import field, mutable_record, replace
 from runner.sandbox.layout import steps_to
 from runner.workspace.git import find_repository, git, output_text, refuse_credentials
-from runner.workspace.records import KEEP_SECONDS
+from runner.workspace.leftovers import KEEP_SECONDS
 from runner.workspace.removal import remove_tree
 from runner.workspace.snapshot import (
     EMPTY_TREES,

@@ -28,6 +28,9 @@ PREFIX = "nightshift-"
 OWNER = "owner.lock"
 """File in a private folder that its run holds a lock on. Without it nobody removes the folder."""
 
+KEEP_SECONDS = 7 * 24 * 3600.0
+"""How long what a killed run left is kept for whoever goes on with it."""
+
 PATIENCE = 2.0
 """Seconds a start spends on what others left."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
-from runner.errors import ConfigError, StorageError
-from runner.workspace.records import KEEP_SECONDS, RecordKeeper, RunRecord, read_record, remove_leftovers
+from runner.errors import StorageError
+from runner.workspace.records import RunRecord, prune_records, read_record, remove_record, write_record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,36 +23,19 @@ def noted(tmp_path: Path, session: str = "session-1") -> RunRecord:
     return RunRecord(session, str(tmp_path / "artifacts"), str(state), {"task": "t.yaml"})
 
 
-def leave(root: Path, record: RunRecord) -> None:
-    """What a killed run leaves."""
-    with RecordKeeper(root) as keeper:
-        keeper.keep(record)
-
-
 def test_a_record_is_private_and_read_back(tmp_path: Path) -> None:
     """0600 in a folder 0700; gone once the run has ended."""
     record = noted(tmp_path)
     root = tmp_path / "root"
-    with RecordKeeper(root) as keeper:
-        keeper.keep(record)
 
-        assert read_record(root, "session-1") == record
-        assert (root / ".runs").stat().st_mode & 0o777 == 0o700
-        assert (root / ".runs" / "session-1.json").stat().st_mode & 0o777 == 0o600
+    write_record(root, record)
 
-        keeper.remove()
-        assert read_record(root, "session-1") is None
-
-
-def test_a_session_is_run_by_one_process(tmp_path: Path) -> None:
-    """CONFIG_INVALID while the other one lives."""
-    record = noted(tmp_path)
-    with RecordKeeper(tmp_path) as keeper, RecordKeeper(tmp_path) as second:
-        keeper.keep(record)
-        with pytest.raises(ConfigError, match="run by another process"):
-            second.keep(record)
-    with RecordKeeper(tmp_path) as third:
-        third.keep(record)
+    assert read_record(root, "session-1") == record
+    assert (root / ".runs").stat().st_mode & 0o777 == 0o700
+    assert (root / ".runs" / "session-1.json").stat().st_mode & 0o777 == 0o600
+    remove_record(root, "session-1")
+    assert read_record(root, "session-1") is None
+    remove_record(root, "session-1")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"artifacts": "a"}', b"x" * 100])
@@ -72,38 +56,38 @@ def test_a_session_cannot_name_another_file(tmp_path: Path, session: str) -> Non
 
 
 def test_a_link_is_no_record(tmp_path: Path) -> None:
-    """Nor is it written through."""
+    """Nor is it written through: it is replaced."""
     target = tmp_path / "target.json"
     target.write_text(json.dumps({"artifacts": "a", "state": "s", "command": {}}))
     (tmp_path / ".runs").mkdir()
     (tmp_path / ".runs" / "session-1.json").symlink_to(target)
 
     assert read_record(tmp_path, "session-1") is None
-    with RecordKeeper(tmp_path) as keeper, pytest.raises(StorageError):
-        keeper.keep(noted(tmp_path))
+    write_record(tmp_path, noted(tmp_path))
+    assert json.loads(target.read_text())["state"] == "s"
 
 
-def test_leftovers_are_removed_after_a_week(tmp_path: Path) -> None:
-    """Younger ones, those of runs that live, and folders that are not a run's stay."""
+def test_a_record_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    """STORAGE_FAILED with the path."""
+    (tmp_path / ".runs").write_text("a file")
+
+    with pytest.raises(StorageError, match=r"session-1\.json cannot be written"):
+        write_record(tmp_path, noted(tmp_path))
+
+
+def test_old_records_go_when_their_state_directory_is_gone(tmp_path: Path) -> None:
+    """Young ones, and those somebody could still go on with, stay."""
     root = tmp_path / "root"
-    old, young, living = (noted(tmp_path, name) for name in ("old", "young", "living"))
-    foreign = RunRecord("foreign", "a", str(tmp_path / "home"), {})
-    (tmp_path / "home").mkdir()
-    for record in (old, young, foreign):
-        leave(root, record)
-    with RecordKeeper(root) as keeper:
-        keeper.keep(living)
-        for name in ("old", "living", "foreign"):
-            os.utime(root / ".runs" / f"{name}.json", (1_000_000, 1_000_000))
-        now = (root / ".runs" / "young.json").stat().st_mtime + KEEP_SECONDS / 2
+    for name in ("gone", "there", "young"):
+        record = noted(tmp_path, name)
+        write_record(root, record)
+        if name != "there":
+            shutil.rmtree(record.state)
+    (root / ".runs" / "torn.json").write_text("{")
+    for name in ("gone", "there", "torn"):
+        os.utime(root / ".runs" / f"{name}.json", (1_000_000, 1_000_000))
 
-        removed = remove_leftovers(root, now=now)
+    prune_records(root)
+    prune_records(tmp_path / "nowhere")
 
-    assert removed == [old.state]
-    assert [os.path.exists(each.state) for each in (old, young, living, foreign)] == [False, True, True, True]  # noqa: PTH110
-    assert sorted(path.stem for path in (root / ".runs").iterdir()) == ["living", "young"]
-
-
-def test_without_records_there_is_nothing_to_remove(tmp_path: Path) -> None:
-    """The folder need not be there."""
-    assert remove_leftovers(tmp_path / "nowhere") == []
+    assert sorted(path.stem for path in (root / ".runs").iterdir()) == ["there", "young"]
