@@ -202,6 +202,8 @@ class ReplayCheck(Hook):
 
     def observe(self, event: ev.Event) -> None:
         """Compare what the event shows."""
+        if isinstance(event, ev.RunEnd):
+            self.close()  # what was started for the comparison ends with the run
         if self._fault is not None:
             return
         try:

@@ -270,6 +270,52 @@ def test_a_profile_that_would_not_confine_a_replay_is_refused(
     assert message in in_task.stderr
 
 
+def test_a_recording_in_an_untrusted_checkout_is_refused(forger: Forger) -> None:
+    """It defines the run, like a script: whoever wrote the checkout does not choose it."""
+    session = forger.forge(lambda _: None)
+    inside = forger.workspace / "recording.jsonl"
+    inside.write_bytes(session.read_bytes())
+    for path, exit_code in ((inside, 2), (session, 0)):
+        model = {"provider": "replay", "replay": str(path)}
+        task = forger.write([], profile={"model": model}, name="again")
+
+        finished = forger.run("run", task, "--workspace", forger.workspace, "--trust", "untrusted")
+
+        assert finished.exit_code == exit_code, finished.stderr
+        assert ("model.replay: is part of the untrusted checkout" in finished.stderr) == (exit_code == 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"provider": "replay"}, "replay is missing"),
+        ({"provider": "replay", "replay": "absent"}, "model.replay: "),
+        ({"provider": "replay", "replay": "again.task.yaml"}, "error LOG_INVALID"),
+        (
+            {"provider": "scripted", "script": "again.script.yaml", "replay": "x"},
+            "has no effect with provider scripted",
+        ),
+        (
+            {"provider": "scripted", "script": "again.script.yaml", "replay_normalise": ["x"]},
+            "replay_normalise: has no effect with provider scripted",
+        ),
+        ({"provider": "replay", "replay": "x", "script": "y"}, "model.replay: "),
+        ({"provider": "replay", "replay": "x", "replay_normalise": ["("]}, "is no regular expression"),
+        ({"provider": "replay", "replay": "x", "replay_normalise": ["x"] * 51}, "has more than 50"),
+        ({"provider": "replay", "replay": "x", "replay_normalise": "x"}, "model.replay_normalise"),
+    ],
+)
+def test_wrong_settings_of_a_replay_are_mistakes(forger: Forger, model: dict[str, Any], message: str) -> None:
+    """One message that names the key."""
+    task = forger.write([DONE], profile={"model": model}, name="again")
+
+    finished = forger.run("plan", task, "--workspace", forger.workspace)
+
+    assert finished.exit_code in (2, 13)
+    assert message in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
 def test_the_network_is_off_whatever_the_profile_says(forger: Forger) -> None:
     """Sockets of the machine too."""
     session = forger.forge(lambda _: None)
