@@ -28,7 +28,7 @@ def test_a_forked_session_is_resumed_and_counts_its_own_work(
         {"text": "Counted."},
         {"text": "Nothing more."},
     ]
-    rules = [
+    rules: list[dict[str, Any]] = [
         {"id": "push", "tool": "shell", "command": [["git", "push"]], "decision": "deny"},
         {"id": "count", "tool": "shell", "command": [["seq", "**"]], "decision": "allow"},
         {"id": "files", "tool": ["read_file", "write_file"], "decision": "allow"},
@@ -54,7 +54,7 @@ def test_a_forked_session_is_resumed_and_counts_its_own_work(
     refused = run_nightshift("resume", child, other, "--workspace", workspace, artifacts=child)
     assert refused.exit_code == 2
     assert "profile.model.script_sha256 changed" in refused.stderr
-    options = ["--workspace", workspace, "--accept-config-change"]
+    options = ["--workspace", str(workspace), "--accept-config-change"]
     resumed = run_nightshift("resume", child, other, *options, artifacts=child)
 
     assert resumed.exit_code == 0, resumed.stderr

@@ -53,7 +53,7 @@ def assert_adds_up(finished: Finished, run_nightshift: Nightshift) -> None:
 
 def test_steps_and_calls_add_up(run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo) -> None:
     """Over turns, calls at once, unknown tools, denied and failing calls, and a failed request."""
-    rules = [
+    rules: list[dict[str, Any]] = [
         {"id": "read", "tool": ["read_file", "todo"], "decision": "allow"},
         {"id": "run", "tool": "shell", "command": [["false"]], "decision": "allow"},
     ]
@@ -99,7 +99,7 @@ def test_the_same_write_under_two_modes_leaves_two_results(
     backend: str, run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
 ) -> None:
     """One command, allowed to write once, then confined read-only: the second is denied, and the run goes on."""
-    rules = [
+    rules: list[dict[str, Any]] = [
         {"id": "once", "tool": "shell", "command": "any", "escalate": ["workspace-write"], "decision": "allow"},
         {"id": "rest", "tool": "*", "command": "any", "decision": "allow"},
     ]
