@@ -255,7 +255,7 @@ def test_a_session_that_failed_replays_to_the_same_end(recorder: Recorder) -> No
 
     replayed = recorder.replay(recorded.artifacts)
 
-    assert "identical: 1 steps, 0 results" in replayed.stdout
+    assert "identical: 1 step, 0 results" in replayed.stdout
     assert replayed.result["exitCode"] == 1
 
 
