@@ -101,11 +101,19 @@ def events_page() -> str:
     return _page("Events of the session log", *parts)
 
 
+_STREAMS = """\
+Data goes to stdout, everything else to stderr. Nothing ever prompts.
+
+Data that a full disk does not take is an error for whoever asked for it: STORAGE_FAILED (15), also where a run itself
+is COMPLETED; its artifacts are whole nevertheless. A run that failed keeps its own exit code. A reader that goes away
+is no error."""
+
+
 def commands_page() -> str:
     """The page of the command line, one section a command."""
     from runner.cli.main import cli
 
-    parts = ["Data goes to stdout, everything else to stderr. Nothing ever prompts."]
+    parts = [_STREAMS]
     for path, command in _commands(cli, ("nightshift",)):
         parts += [f"## {' '.join(path)}", inspect.cleandoc(command.help or "").replace("``", "`")]
         arguments, options = _parameters(command)

@@ -5,7 +5,6 @@ Expected errors are one message with a code and a hint on stderr. Data goes to s
 
 from __future__ import annotations
 
-import errno
 import gc
 import importlib
 import os
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from runner import __version__, diagnostics
-from runner.cli.output import say_error, show_error, show_traceback
+from runner.cli.output import NO_SPACE, lost_output, say_error, show_error, show_traceback
 from runner.errors import ErrorCode, RunnerError
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ COMMANDS = {
     "session": "Show, measure, verify and export session logs.",
 }
 """Command group → one line for ``--help``. Each lives in ``runner.cli.<group>`` as ``command``."""
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _EXIT_GRACE = 5.0
 """Seconds until a process that does not end by itself is ended."""
@@ -139,11 +136,21 @@ def run_cli(arguments: Sequence[str]) -> int:
     except SystemExit:
         return 0  # click's answer to a reader that went away
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in NO_SPACE:
             raise
-        say_error(ErrorCode.STORAGE_FAILED.name, f"the output cannot be written: {error.strerror}", "free space there")
-        return ErrorCode.STORAGE_FAILED.exit_code
-    return result if isinstance(result, int) else 0
+        return _output_lost(error)
+    code = result if isinstance(result, int) else 0
+    lost = lost_output()
+    if lost is not None:
+        lost_code = _output_lost(lost)
+        return code or lost_code  # what a run came to says more
+    return code
+
+
+def _output_lost(error: OSError) -> int:
+    """Say that whoever asked for data on stdout does not have it, and return the exit code."""
+    say_error(ErrorCode.STORAGE_FAILED.name, f"the output cannot be written: {error.strerror}", "free space there")
+    return ErrorCode.STORAGE_FAILED.exit_code
 
 
 def _open_standard_streams() -> None:

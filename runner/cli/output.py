@@ -1,12 +1,13 @@
 """What a command says: data on stdout, everything else on stderr.
 
-A stream that takes no more (a closed pipe, a full disk) goes silent and changes nothing else: what
-counts stands in the artifacts and the exit code. With ``--log-format json`` each line on stderr is JSON.
+A stream that takes no more goes silent, and a run goes on: what counts stands in the artifacts. A reader that
+went away knows why; that a disk is full is said in the end. With ``--log-format json`` each line on stderr is JSON.
 Whatever is said may quote a model, so no terminal and no CI system finds anything in it to act on.
 """
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,33 @@ from runner.neutral import neutral_json, neutral_text
 
 if TYPE_CHECKING:
     from runner.errors import RunnerError
+
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says when a file takes no more."""
+
+
+class _Stdout:
+    """What became of the data on stdout; one for the process."""
+
+    lost: OSError | None = None
+
+
+def lost_output() -> OSError | None:
+    """Why data on stdout could not be written, None if all was, or if nobody wanted it any more."""
+    if sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            _note(error)
+        except ValueError:
+            pass  # it was closed
+    return _Stdout.lost
+
+
+def _note(error: OSError) -> None:
+    if error.errno in NO_SPACE and _Stdout.lost is None:
+        _Stdout.lost = error
 
 
 def _write(name: str, text: str) -> None:
@@ -26,7 +54,9 @@ def _write(name: str, text: str) -> None:
         stream.flush()
     except UnicodeEncodeError:
         _write(name, text.encode("ascii", "backslashreplace").decode("ascii"))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if name == "stdout" and isinstance(error, OSError):
+            _note(error)
         setattr(sys, name, None)
 
 

@@ -130,11 +130,14 @@ def test_closed_streams_do_not_stop_a_run(
 
 
 @pytest.mark.parametrize("output_format", ["text", "json", "stream-json"])
-@pytest.mark.parametrize("sink", ["| true", "> /dev/full", "2> /dev/full", "> /dev/full 2>&1"])
+@pytest.mark.parametrize(
+    ("sink", "is_lost"), [("| true", False), ("2> /dev/full", False), ("> /dev/full", True), ("> /dev/full 2>&1", True)]
+)
 @pytest.mark.parametrize(("steps", "exit_code", "code"), [(9, 0, "COMPLETED"), (1, 5, "LIMIT_REACHED")])
-def test_an_output_nobody_takes_changes_neither_the_run_nor_its_exit_code(
+def test_an_output_nobody_takes_does_not_change_the_run(
     output_format: str,
     sink: str,
+    is_lost: bool,
     steps: int,
     exit_code: int,
     code: str,
@@ -143,7 +146,7 @@ def test_an_output_nobody_takes_changes_neither_the_run_nor_its_exit_code(
     make_repo: MakeRepo,
     tmp_path: Path,
 ) -> None:
-    """A reader that went away, a full disk: any output is a view of what stands in the artifacts."""
+    """A reader that went away knows it; a script whose file is empty since the disk is full learns it."""
     task = scripted_task([CALL, DONE], profile={"limits": {"steps": steps}})
     script = f'set -o pipefail; "$0" "$@" {sink}'
 
@@ -159,9 +162,33 @@ def test_an_output_nobody_takes_changes_neither_the_run_nor_its_exit_code(
         text=True,
     )
 
-    assert done.returncode == exit_code, done.stderr
+    # A failed run keeps its own code, and in text the run of one step has no message that could be lost.
+    is_lost = is_lost and (output_format != "text" or code == "COMPLETED")
+    assert done.returncode == (15 if is_lost and exit_code == 0 else exit_code), done.stderr
     assert json.loads((tmp_path / "artifacts/result.json").read_text())["code"] == code
     assert "Traceback" not in done.stderr
+    if is_lost and "2>&1" not in sink:
+        assert "error STORAGE_FAILED: the output cannot be written: No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["schema", "task"], ["plan", "--prompt", "x", "--profile", "quickstart"], ["-h"]])
+def test_data_that_a_full_disk_does_not_take_is_an_error(
+    command: list[str], run_nightshift: Nightshift, tmp_path: Path
+) -> None:
+    """For every command that prints some."""
+    with open("/dev/full", "w") as full:  # noqa: PTH123  # a device
+        done = subprocess.run(
+            [Path(sys.executable).with_name("nightshift"), *command],
+            env=run_nightshift.environment(),
+            cwd=tmp_path,
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    assert done.returncode == 15, done.stderr
+    assert done.stderr.startswith("error STORAGE_FAILED: the output cannot be written")
 
 
 def test_a_reader_that_goes_away_is_no_error(run_nightshift: Nightshift, tmp_path: Path) -> None:
