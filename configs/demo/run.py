@@ -190,7 +190,8 @@ def report_lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     lines += [("check", f"{check['name']} {'passed' if check['passed'] else 'failed'}") for check in result["checks"]]
     if patch is not None:
-        lines.append(("patch", f"{patch['files']} file, +{patch['insertions']} -{patch['deletions']}"))
+        files = "1 file" if patch["files"] == 1 else f"{patch['files']} files"
+        lines.append(("patch", f"{files}, +{patch['insertions']} -{patch['deletions']}"))
     return lines
 
 

@@ -1,7 +1,7 @@
 """``nightshift doctor``: which sandbox backends work on this machine, why others do not, what to do.
 
-Tries each backend for real, in a workspace of its own below the temporary folder. Changes nothing
-on the machine. Exit code 0 if at least one backend works, else 3.
+Tries each backend for real, in a workspace of its own below the temporary folder, with the default settings
+or those of a profile. Changes nothing on the machine. Exit code 0 if a run would find a backend, else 3.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import click
 from runner.neutral import neutral_json, neutral_text
 
 if TYPE_CHECKING:
+    from runner.permission import Mode
+    from runner.sandbox.base import SandboxSpec
     from runner.sandbox.probe import ProbeReport
 
 _SETTINGS = (
@@ -23,24 +25,50 @@ _SETTINGS = (
 
 
 @click.command()
+@click.option("--profile", metavar="NAME|FILE", help="Try with the sandbox settings of a profile.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(*, as_json: bool) -> int:
+def command(*, profile: str | None, as_json: bool) -> int:
     """Say which sandbox backends work here, why others do not, and what to do."""
     from runner.errors import ErrorCode
-    from runner.sandbox.select import probe_all
+    from runner.permission import Mode
+    from runner.sandbox.base import SandboxSpec
+    from runner.sandbox.select import candidates, failure, probe_all
 
-    reports = probe_all()
-    chosen = next((report.backend for report in reports if report.ok), None)
-    facts = _facts()
+    spec, mode = (SandboxSpec(), Mode.WORKSPACE_WRITE) if profile is None else _settings(profile)
+    reports = [(report, failure(report, spec.require)) for report in probe_all(spec, mode=mode)]
+    usable = [report.backend for report, reason in reports if reason is None]
+    chosen = next((name for name in candidates(spec) if name in usable), None)
+    facts = {**_facts(), "profile": profile, "asked": spec.backend}
     if as_json:
         import json
 
-        document = {**facts, "chosen": chosen, "backends": [_entry(report) for report in reports]}
+        document = {**facts, "chosen": chosen, "backends": [_entry(*each) for each in reports]}
         click.echo(neutral_json(json.dumps(document, indent=2, ensure_ascii=False)))
     else:
         for line in _lines(facts, reports, chosen):
             click.echo(neutral_text(line))
     return ErrorCode.COMPLETED.exit_code if chosen else ErrorCode.SANDBOX_UNAVAILABLE.exit_code
+
+
+def _settings(profile: str) -> tuple[SandboxSpec, Mode]:
+    """The sandbox settings and the permission mode of a profile, as a run in a folder of its own would have them."""
+    import os
+    import tempfile
+    from pathlib import Path
+
+    from runner.config.resolve import load_run
+
+    with tempfile.TemporaryDirectory(prefix="nightshift-probe-") as folder:
+        run = load_run(
+            task=None,
+            prompt="none",
+            profile=profile,
+            workspace=folder,
+            environ={key: value for key, value in os.environ.items() if key != "GITHUB_EVENT_PATH"},
+            cwd=Path.cwd(),
+            check_credentials=False,
+        )
+    return run.profile.sandbox, run.profile.mode
 
 
 def _facts() -> dict[str, Any]:
@@ -62,11 +90,11 @@ def _facts() -> dict[str, Any]:
     }
 
 
-def _entry(report: ProbeReport) -> dict[str, Any]:
+def _entry(report: ProbeReport, reason: str | None) -> dict[str, Any]:
     return {
         "backend": report.backend,
-        "ok": report.ok,
-        "reason": report.reason,
+        "ok": reason is None,
+        "reason": reason,
         "fix": report.fix,
         "output": report.output,
         "missing": list(report.missing),
@@ -76,7 +104,7 @@ def _entry(report: ProbeReport) -> dict[str, Any]:
     }
 
 
-def _lines(facts: dict[str, Any], reports: list[ProbeReport], chosen: str | None) -> list[str]:
+def _lines(facts: dict[str, Any], reports: list[tuple[ProbeReport, str | None]], chosen: str | None) -> list[str]:
     abi = facts["landlockAbi"] or "none"
     lines = [
         f"{facts['system']} {facts['kernel']} on {facts['machine']}, user {facts['user']}",
@@ -84,15 +112,15 @@ def _lines(facts: dict[str, Any], reports: list[ProbeReport], chosen: str | None
         *(f"{name}: {'not there' if value is None else value}" for name, value in facts["settings"].items()),
         "",
     ]
-    for report in reports:
+    for report, reason in reports:
         if report.ok:
-            lines.append(f"{report.backend}: works ({report.duration * 1000:.0f} ms)")
+            lines.append(f"{report.backend}: {reason or f'works ({report.duration * 1000:.0f} ms)'}")
             lines.append(f"  not enforced: {', '.join(report.not_enforced) or 'nothing is missing'}")
         else:
             lines.append(f"{report.backend}: does not work")
-            lines.append(f"  reason: {report.reason}")
+            lines.append(f"  reason: {reason}")
             if report.fix:
                 lines.append(f"  fix: {report.fix}")
             lines += [f"  | {line}" for line in report.output.splitlines()[-10:]]
-    chosen_line = f"sandbox.backend: auto chooses {chosen}" if chosen else "sandbox.backend: auto finds no backend"
-    return [*lines, "", chosen_line]
+    came_to = f"chooses {chosen}" if chosen else "finds no backend"
+    return [*lines, "", f"sandbox.backend: {facts['asked']} {came_to}"]

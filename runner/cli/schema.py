@@ -13,12 +13,14 @@ def command(name: str, as_json: bool) -> None:  # noqa: ARG001  # see its help
 
     Formats of files: task, profile, policy, script. Formats of output: plan, result, usage, event.
     """
-    from runner.config.load import unknown_name
+    from runner.config.load import near_miss
     from runner.config.shape import shipped_directory
     from runner.errors import ConfigError
 
     folder, suffix = shipped_directory() / "schema", ".schema.json"
     known = sorted(path.name.removesuffix(suffix) for path in folder.glob(f"*{suffix}"))
     if name not in known:
-        raise ConfigError(f"there is no schema {name!r}", hint=unknown_name(name, known, what="name"))
+        near = near_miss(name, known)
+        meant = f"did you mean {near!r}? " if near else ""
+        raise ConfigError(f"there is no schema {name!r}", hint=f"{meant}there are {', '.join(known)}")
     click.echo((folder / f"{name}{suffix}").read_text(encoding="utf-8"), nl=False)

@@ -316,7 +316,8 @@ class ProfileModel(Section):
     """Which tools the model is offered."""
 
     approvals: FileOrMapping | None = None
-    """Policy file, or the policy itself. Absent: every call is denied."""
+    """Policy file, or the policy itself. The policy of a shipped profile comes with `extends`. Absent: every call is
+    denied."""
 
     on_denied: Literal["continue", "abort"] | None = None
     """Whether the run goes on after a denied call or ends with POLICY_DENIED."""

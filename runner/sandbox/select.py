@@ -29,11 +29,17 @@ def _lacks(report: ProbeReport, required: Sequence[str]) -> list[str]:
     return [name for name in required if name in report.missing]
 
 
-def _failure(report: ProbeReport, required: Sequence[str]) -> str | None:
+def failure(report: ProbeReport, required: Sequence[str]) -> str | None:
+    """Why a backend cannot be used where ``required`` properties are asked for, None if it can."""
     if not report.ok:
         return report.reason
     lacks = _lacks(report, required)
     return f"works, but does not keep what sandbox.require asks for: {', '.join(lacks)}" if lacks else None
+
+
+def candidates(spec: SandboxSpec) -> tuple[str, ...]:
+    """The backends that may be used, in the order in which they are tried."""
+    return BACKENDS if spec.backend == "auto" else (spec.backend,)
 
 
 def select_backend(
@@ -64,11 +70,11 @@ def select_backend(
         )
     if policy.mode is Mode.DANGER_FULL_ACCESS:
         policy = replace(policy, mode=Mode.WORKSPACE_WRITE)
-    names = BACKENDS if spec.backend == "auto" else (spec.backend,)
+    names = candidates(spec)
     failed = []
     for name in names:
         report = probe(name, policy, cancellation=cancellation, environ=os.environ if environ is None else environ)
-        reason = _failure(report, spec.require)
+        reason = failure(report, spec.require)
         if reason is None:
             return build_backend(name)
         failed.append((report, reason))
@@ -94,17 +100,22 @@ def _unavailable(spec: SandboxSpec, failed: Sequence[tuple[ProbeReport, str]]) -
 
 
 def probe_all(
-    policy: SandboxPolicy | None = None,
+    spec: SandboxSpec | None = None,
     *,
+    mode: Mode = Mode.WORKSPACE_WRITE,
     cancellation: Cancellation | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> list[ProbeReport]:
-    """Try every backend, in the order of ``auto``.
+    """Try every backend, in the order of ``auto``, in a workspace of its own with a ``.git``.
 
     Args:
-        policy: What to try it with; a workspace of its own with a ``.git`` if None.
+        spec: What to try it with; the default settings if None.
+        mode: The permission mode of a command; danger-full-access, which confines nothing, is tried as workspace-write.
         cancellation: Ends the probes early.
         environ: The runner's environment; its own if None.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, nobody could confine with these settings.
     """
     from runner.cancellation import Cancellation as NewCancellation
 
@@ -113,28 +124,30 @@ def probe_all(
     heeded = cancellation or own
     assert heeded is not None
     try:
-        if policy is not None:
-            return [probe(name, policy, cancellation=heeded, environ=environment) for name in BACKENDS]
         import tempfile
 
         with tempfile.TemporaryDirectory(prefix="nightshift-probe-") as folder:
-            sample = _sample_policy(os.path.realpath(folder), environment)
+            sample = _sample_policy(os.path.realpath(folder), environment, spec or SandboxSpec(), mode)
             return [probe(name, sample, cancellation=heeded, environ=environment) for name in BACKENDS]
     finally:
         if own is not None:
             own.close()
 
 
-def _sample_policy(folder: str, environ: Mapping[str, str]) -> SandboxPolicy:
-    from runner.sandbox.environment import child_environment
+def _sample_policy(folder: str, environ: Mapping[str, str], spec: SandboxSpec, mode: Mode) -> SandboxPolicy:
+    from runner.sandbox.environment import child_environment, hidden_paths
+    from runner.sandbox.executor import session_policy
 
-    for name in ("workspace/.git", "workspace/source", "tmp", "home"):
-        os.makedirs(os.path.join(folder, name), mode=0o700)
-    home, tmp = os.path.join(folder, "home"), os.path.join(folder, "tmp")
-    return SandboxPolicy(
-        mode=Mode.WORKSPACE_WRITE,
-        workspace=os.path.join(folder, "workspace"),
-        tmp=tmp,
-        home=home,
-        environment=child_environment(environ, SandboxSpec(), home=home, tmp=tmp, secrets={}),
+    workspace, state = os.path.join(folder, "workspace"), os.path.join(folder, "state")
+    for path in (f"{workspace}/.git", f"{workspace}/source", state):
+        os.makedirs(path, mode=0o700)
+    return session_policy(
+        spec,
+        mode=Mode.WORKSPACE_WRITE if mode is Mode.DANGER_FULL_ACCESS else mode,
+        workspace=workspace,
+        state=state,
+        hidden=hidden_paths(environ, hidden=spec.hidden),
+        environment=child_environment(
+            environ, spec, home=os.path.join(state, "home"), tmp=os.path.join(state, "tmp"), secrets={}
+        ),
     )

@@ -294,6 +294,41 @@ def test_doctor_says_what_works() -> None:
     assert document["backends"][0]["checks"]["end"] == "allowed"
 
 
+@pytest.mark.backend("bubblewrap", "landlock")
+def test_doctor_tries_what_a_profile_asks_for(tmp_path: Path) -> None:
+    """Its settings and mode, the backend it names, and the properties it requires."""
+    (tmp_path / "shared").mkdir()
+    profile = tmp_path / "p.profile.yaml"
+
+    def asked(sandbox: str, mode: str = "workspace-write") -> tuple[int, Any]:
+        profile.write_text(f"version: 1\nextends: review\npermission_mode: {mode}\nsandbox: {sandbox}\n")
+        done = doctor("--profile", str(profile), "--json")
+        return done.returncode, json.loads(done.stdout)
+
+    code, document = asked('{require: [pid_isolation], network: "on", writable: [shared]}', "read-only")
+    assert (code, document["asked"], document["chosen"]) == (0, "auto", "bubblewrap")
+    assert [(entry["ok"], entry["checks"]["workspace"][:6]) for entry in document["backends"]] == [
+        (True, "denied"),
+        (False, "denied"),
+    ]
+    assert document["backends"][0]["checks"]["tcp"] == "allowed"
+    assert "sandbox.require asks for: pid_isolation" in document["backends"][1]["reason"]
+
+    code, document = asked("{require: [pid_isolation], backend: landlock}")
+    assert (code, document["asked"], document["chosen"]) == (3, "landlock", None)
+    text = doctor("--profile", str(profile)).stdout
+    assert "landlock: works, but does not keep what sandbox.require asks for: pid_isolation\n" in text
+    assert text.endswith("sandbox.backend: landlock finds no backend\n")
+
+
+def test_doctor_refuses_a_profile_that_is_none() -> None:
+    """With the profile's own mistake."""
+    done = doctor("--profile", "refacter")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no shipped profile is called 'refacter'" in done.stderr
+
+
 def test_doctor_says_what_does_not_and_why() -> None:
     """Exit 3 when none works, with reason and fix for each."""
     variables = {DISABLE_VARIABLE: "bubblewrap,landlock"}
