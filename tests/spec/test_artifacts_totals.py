@@ -323,3 +323,39 @@ def test_the_command_says_what_it_compared(artifacts: Path, capsys: pytest.Captu
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "result.json: steps is 5, the log says 4" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "change_data"),
+    [
+        ("assistant/message", {"usage": {"inputTokens": "many", "outputTokens": 1}}),
+        (
+            "run/start",
+            {"config": {"profile": {"limits": {"steps": 5}, "model": {"model": [], "prices": {"input": 1}}}}},
+        ),
+        ("run/start", {"sandbox": {"notEnforced": 7}}),
+    ],
+)
+def test_events_that_cannot_be_counted_are_damage(kind: str, change_data: JsonObject, artifacts: Path) -> None:
+    """Values that no run writes, under new seals: one message, never a traceback."""
+
+    def edit(record: JsonObject) -> None:
+        if record["type"] == kind:
+            record["data"].update(change_data)
+
+    log_again(artifacts, edit)
+
+    message = refused(artifacts)
+    assert "cannot be counted" in message or "the log says" in message
+
+
+def test_a_result_that_tells_of_an_error_that_was_not_is_found(artifacts: Path) -> None:
+    """And one that leaves the hint out is not, since hints stand in no log."""
+    cancelled = artifacts.parent / "cancelled"
+    shutil.copytree(OURS / "cancelled", cancelled)
+    change(cancelled / "result.json", "error", "hint", value="another")
+    verify(cancelled)
+    change(cancelled / "result.json", "error", "message", value="nothing happened")
+    assert 'error.message is "nothing happened", the log says "cancelled by SIGTERM"' in refused(cancelled)
+    change(cancelled / "result.json", "error", value=None)
+    assert 'error is null, the log says {"code":"CANCELLED"' in refused(cancelled)

@@ -431,6 +431,61 @@ def test_a_log_names_no_file_outside_its_session(path: str, tmp_path: Path) -> N
     assert not (tmp_path / "child").exists()
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("digest", ["../../etc/passwd", "0" * 63, "A" * 64, 7, None])
+def test_an_image_is_named_by_its_digest_alone(digest: object, tmp_path: Path, *, nested: bool) -> None:
+    """In a message or in a tool's result; anything else names no file."""
+    image = {"type": "image", "mediaType": "image/png", "sha256": digest, "bytes": 3}
+    with SampleSession(tmp_path / "parent") as session:
+        session.begin()
+        session.start_turn()
+        session.start_step("Look.")
+        if nested:
+            [(call_id, arguments)] = session.answer().items()
+            block: Any = {"type": "tool-result", "toolCallId": call_id, "content": [image], "isError": False}
+            source = session.call(call_id, arguments)
+            session.log.append(
+                ev.ToolResult(
+                    turn=1,
+                    step=1,
+                    message={"role": "user", "content": [block], "source": {"kind": "tool"}, "id": "r"},
+                    source_event_seqs=[source],
+                )
+            )
+        else:
+            session.log.append(ev.UserMessage(content=[image], source={"kind": "user"}, role="user", id="image"))
+        session.end_step()
+        session.end_turn()
+
+    with pytest.raises(LogError, match="an image has no digest"):
+        fork(tmp_path / "parent", tmp_path / "child", turn=1)
+
+
+def test_many_turns_are_listed_in_short(tmp_path: Path) -> None:
+    """The first, the last, and how many."""
+    with SampleSession(tmp_path / "parent", bodies=False) as session:
+        for _ in range(25):
+            session.turn(steps=1)
+
+    with pytest.raises(ConfigError) as caught:
+        fork(tmp_path / "parent", tmp_path / "child", turn=26)
+    assert caught.value.hint == "turns that have ended: 1 to 25, 25 in all"
+
+
+def test_a_full_disk_while_files_are_copied_leaves_nothing(
+    parent: SampleSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """STORAGE_FAILED with the reason."""
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("runner.session.fork.os.fsync", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        fork(parent.directory, tmp_path / "child")
+    assert not (tmp_path / "child").exists()
+
+
 def test_two_contents_under_one_name_are_refused(tmp_path: Path) -> None:
     """Only one of them can be beside the child."""
     with SampleSession(tmp_path / "parent") as session:
