@@ -87,10 +87,6 @@ class Resolver:
             decision, asked, self._decided(approval, "allowed-once" if decision.allowed else "rejected", decision.rule)
         )
 
-    def cancelled(self, asked: ApprovalAsked) -> ApprovalDecided:
-        """The event for a call that was asked but, since the run was cancelled, not decided."""
-        return self._decided(asked.id, "cancelled", None)
-
     def _judge(self, facts: CallFacts) -> Judgement:
         # Links are followed to the end, as bash does when it opens the file of a redirection.
         return judge(

@@ -42,9 +42,6 @@ CLOSING_WORDS = frozenset({"fi", "done", "esac", "}"})
 MATCHED_BUILTINS = frozenset({"cd", "true", "false", "echo", "printf", "test", "[", "[[", "set", "read"})
 """What ``builtin: true`` covers."""
 
-PLAIN_BUILTINS = frozenset({":", "break", "continue", "exit", "kill", "pwd", "type", "umask", "wait"})
-"""Builtins that change nothing the analysis relies on; like programs they need a command pattern."""
-
 UNANALYSED_BUILTINS = frozenset({
     ".", "alias", "bg", "bind", "builtin", "caller", "command", "compgen", "complete", "compopt", "declare", "dirs",
     "disown", "enable", "eval", "exec", "export", "fc", "fg", "getopts", "hash", "help", "history", "jobs", "let",

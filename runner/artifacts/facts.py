@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from runner.artifacts.usage import UsageFold
+from runner.artifacts.usage import SUMMED_BUCKETS, UsageFold
 from runner.outcome import OutcomeFold, is_new_result, result_call_id, result_code, result_state
 from runner.record import field, mutable_record, record
 from runner.session import events as ev
@@ -74,7 +74,7 @@ class Facts:
         if not isinstance(limits, dict):
             return []
         total = usage["usage"]
-        known = [total[name] for name in ("input", "cacheRead", "cacheWrite", "output") if total[name] is not None]
+        known = [total[name] for name in SUMMED_BUCKETS if total[name] is not None]
         used: dict[str, float | None] = {
             "steps": usage["steps"],
             "turns": usage["turns"],

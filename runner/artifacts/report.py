@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from runner.artifacts.usage import BUCKETS
 from runner.errors import ErrorCode
 from runner.figures import amount, counted, decimals
 from runner.neutral import neutral_line, neutral_text
@@ -207,18 +208,17 @@ def _checks(outcome: Outcome) -> list[str]:
 
 def _cost(usage: JsonObject, facts: Facts) -> list[str]:
     total, context = usage["usage"], usage["context"]
-    names = ("input", "cacheRead", "cacheWrite", "output", "reasoning")
     rate = total["cacheHitRate"]
     rows = [
         (
             code_span(row["model"] or ""),
             str(row["requests"]),
-            *(_number(row[name]) for name in names),
+            *(_number(row[name]) for name in BUCKETS),
             _money(row),
         )
         for row in usage["perModel"]
     ]
-    rows.append(("all", str(usage["requests"]), *(_number(total[name]) for name in names), _money(usage)))
+    rows.append(("all", str(usage["requests"]), *(_number(total[name]) for name in BUCKETS), _money(usage)))
     lines = [
         f"- cache hit rate: {'unknown' if rate is None else f'{rate:.0%}'}",
         f"- context window: {_number(context['window'])}, fullest request {_number(context['peak'])}",

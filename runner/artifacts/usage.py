@@ -22,22 +22,24 @@ if TYPE_CHECKING:
     from runner.messages import JsonObject, Usage
     from runner.providers.base import Prices
 
-BUCKETS = {
-    "input": "inputTokens",
-    "cacheRead": "cacheReadTokens",
-    "cacheWrite": "cacheWriteTokens",
-    "output": "outputTokens",
-    "reasoning": "reasoningTokens",
-}
+_BUCKETS = (
+    ("input", "inputTokens", "Uncached input tokens."),
+    ("cacheRead", "cacheReadTokens", "Input tokens read from the provider's cache."),
+    ("cacheWrite", "cacheWriteTokens", "Input tokens written to the provider's cache."),
+    ("output", "outputTokens", "Output tokens, reasoning among them."),
+    ("reasoning", "reasoningTokens", "Reasoning tokens, a part of the output."),
+)
+
+BUCKETS = {name: logged for name, logged, _ in _BUCKETS}
 """Name in ``usage.json`` → name in the log."""
 
-_BUCKET_FIELDS = (
-    Field("input", "integer", "Uncached input tokens.", nullable=True),
-    Field("cacheRead", "integer", "Input tokens read from the provider's cache.", nullable=True),
-    Field("cacheWrite", "integer", "Input tokens written to the provider's cache.", nullable=True),
-    Field("output", "integer", "Output tokens, reasoning among them.", nullable=True),
-    Field("reasoning", "integer", "Reasoning tokens, a part of the output.", nullable=True),
-)
+INPUT_BUCKETS = ("input", "cacheRead", "cacheWrite")
+"""The buckets that make up what was sent."""
+
+SUMMED_BUCKETS = (*INPUT_BUCKETS, "output")
+"""The buckets that add up to all tokens."""
+
+_BUCKET_FIELDS = tuple(Field(name, "integer", meaning, nullable=True) for name, _, meaning in _BUCKETS)
 
 USAGE_TOTAL_FIELDS = (
     *_BUCKET_FIELDS,
@@ -166,7 +168,7 @@ class _Row:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def occupancy(self) -> int | None:
-        parts = [self.bucket(name) for name in ("input", "cacheRead", "cacheWrite")]
+        parts = [self.bucket(name) for name in INPUT_BUCKETS]
         return None if parts[0] is None else sum(part or 0 for part in parts)
 
     def cost(self, prices: Prices | None) -> float | None:
@@ -219,7 +221,7 @@ class _Context:
         self._nodes[event.seq] = size
         self._sum += size
         if usage is not None:
-            total = sum(usage.get(name) or 0 for name in list(BUCKETS.values())[:4])
+            total = sum(usage.get(BUCKETS[name]) or 0 for name in SUMMED_BUCKETS)
             self._anchor = total - self._sum
 
     def next(self) -> int:
@@ -546,7 +548,7 @@ def _total_cost(rows: Sequence[_Row], costs: Sequence[float | None]) -> float | 
 def cache_hit_rate(total: Mapping[str, int | None]) -> float | None:
     """Cache reads / (uncached input + cache reads + cache writes); null when reads are not known or all is 0."""
     reads = total["cacheRead"]
-    whole = (total["input"] or 0) + (reads or 0) + (total["cacheWrite"] or 0)
+    whole = sum(total[name] or 0 for name in INPUT_BUCKETS)
     return None if reads is None or whole == 0 else round(reads / whole, 6)
 
 

@@ -36,8 +36,10 @@ def check_classes(classes: Sequence[str]) -> None:
 
 
 def _cost(result: JsonObject) -> str:
+    from runner.artifacts.usage import INPUT_BUCKETS
+
     usage = result["usage"]
-    tokens = sum(usage[bucket] or 0 for bucket in ("input", "cacheRead", "cacheWrite"))
+    tokens = sum(usage[bucket] or 0 for bucket in INPUT_BUCKETS)
     money = "cost unknown" if result["costUsd"] is None else f"{decimals(result['costUsd'], 4)} USD"
     return f"{money}, {tokens:,} tokens in, {usage['output'] or 0:,} out, {counted(result['steps'], 'step')}"
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from runner.workspace.git import (
     Repository,
     RunGit,
-    check_config_credentials,
     config_secrets,
     find_repository,
     git_path,
@@ -36,7 +35,6 @@ __all__ = [
     "RunGit",
     "Snapshot",
     "Workspace",
-    "check_config_credentials",
     "config_secrets",
     "find_repository",
     "git_path",

@@ -432,14 +432,3 @@ def refuse_credentials(repository: Repository) -> None:
             problems=problems,
             hint="with actions/checkout set `persist-credentials: false`; else remove the entries",
         )
-
-
-def check_config_credentials(workspace: str) -> None:
-    """Refuse a workspace whose repository configuration holds ``extraheader`` or credentials in a URL.
-
-    Raises:
-        ConfigError: CONFIG_INVALID, see ``refuse_credentials``.
-    """
-    repository = find_repository(str(Path(workspace).resolve()))
-    if repository is not None:
-        refuse_credentials(repository)

@@ -332,6 +332,14 @@ def test_a_value_that_cannot_be_is_refused_with_what_to_do(folder: Path, lines: 
     assert error.problems[0].startswith("p.profile.yaml:")
 
 
+def test_a_home_that_is_no_absolute_path_stands_for_nothing(folder: Path) -> None:
+    """It would mean another folder wherever the runner is started."""
+    with pytest.raises(ConfigError) as caught:
+        load(folder, BASE + "sandbox: {hidden: [~/x]}\n", environ={"HOME": "home"})
+
+    assert "sandbox.hidden[0]: HOME is 'home', no absolute path, so ~ means nothing" in caught.value.message
+
+
 @pytest.mark.parametrize(
     ("model", "problem"),
     [

@@ -105,12 +105,3 @@ def test_what_was_approved_once_is_not_approved_twice(resolver: Resolver) -> Non
 
     assert [each.asked.id for each in (first, second, plain)] == ["approval-1", "approval-2", "approval-3"]
     assert not plain.decision.allowed
-
-
-def test_a_call_that_is_not_decided_any_more_is_cancelled(resolver: Resolver) -> None:
-    """So that each question has an end."""
-    asked = resolver.resolve(CallFacts("shell", "ls"), call_id="1").asked
-
-    decided = resolver.cancelled(asked)
-
-    assert (decided.id, decided.outcome, decided.rule) == (asked.id, "cancelled", None)

@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from runner.errors import ConfigError, ErrorCode
-from runner.workspace import check_config_credentials, config_secrets, prepare_workspace
+from runner.workspace import config_secrets, find_repository, prepare_workspace
+from runner.workspace.git import refuse_credentials
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def check(directory: Path) -> None:
+    """What is done with the repository of a workspace."""
+    found = find_repository(str(directory))
+    assert found is not None
+    refuse_credentials(found)
 
 
 def repository(directory: Path, *settings: tuple[str, str]) -> Path:
@@ -40,7 +48,7 @@ def test_a_credential_in_the_configuration_is_refused(tmp_path: Path, key: str, 
     """The message names the key and the remedy, never the secret."""
     repo = repository(tmp_path / "repo", (key, value))
     with pytest.raises(ConfigError, match="holds credentials") as caught:
-        check_config_credentials(str(repo))
+        check(repo)
 
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert caught.value.hint is not None
@@ -61,7 +69,7 @@ def test_a_credential_in_the_configuration_is_refused(tmp_path: Path, key: str, 
 )
 def test_an_ordinary_remote_is_fine(tmp_path: Path, value: str) -> None:
     """A user name alone is no credential."""
-    check_config_credentials(str(repository(tmp_path / "repo", ("remote.origin.url", value))))
+    check(repository(tmp_path / "repo", ("remote.origin.url", value)))
 
 
 def test_an_included_file_is_looked_at(tmp_path: Path) -> None:
@@ -71,7 +79,7 @@ def test_an_included_file_is_looked_at(tmp_path: Path) -> None:
     repo = repository(tmp_path / "repo")
     subprocess.run(["git", "config", f"includeIf.gitdir:{repo}/.git.path", str(secret)], cwd=repo, check=True)
     with pytest.raises(ConfigError, match="extraheader"):
-        check_config_credentials(str(repo))
+        check(repo)
 
 
 def test_the_configuration_of_a_submodule_is_looked_at(tmp_path: Path) -> None:
@@ -81,7 +89,7 @@ def test_the_configuration_of_a_submodule_is_looked_at(tmp_path: Path) -> None:
     config.parent.mkdir(parents=True)
     config.write_text('[http "https://github.com/"]\n\textraheader = AUTHORIZATION: basic c2VjcmV0\n')
     with pytest.raises(ConfigError, match="modules/inner/config"):
-        check_config_credentials(str(repo))
+        check(repo)
 
 
 def test_preparing_a_workspace_checks_first(tmp_path: Path) -> None:
@@ -93,17 +101,12 @@ def test_preparing_a_workspace_checks_first(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
-def test_a_workspace_without_git_has_nothing_to_refuse(tmp_path: Path) -> None:
-    """There is no configuration."""
-    check_config_credentials(str(tmp_path))
-
-
 def test_a_configuration_git_cannot_read_is_an_error(tmp_path: Path) -> None:
     """What cannot be checked is not let through."""
     repo = repository(tmp_path / "repo")
     (repo / ".git" / "config").write_text("[broken\n")
     with pytest.raises(ConfigError, match="cannot be read"):
-        check_config_credentials(str(repo))
+        check(repo)
 
 
 def test_the_secret_itself_is_known_to_redaction() -> None:
