@@ -1,8 +1,9 @@
-"""What a second signal leaves, and signals before a run has begun and after it is over."""
+"""What signals leave: a second one, one that cannot be caught, and those that come after a run is over."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -92,3 +93,34 @@ def test_a_signal_while_another_command_waits_for_its_reader_gives_no_traceback(
 
     assert shown.exit_code == 130, shown.stderr
     assert "Traceback" not in shown.stderr
+
+
+def test_the_private_folder_of_a_run_killed_long_ago_goes_with_a_later_run(
+    run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo, tmp_path: Path
+) -> None:
+    """Nobody clears up behind SIGKILL. For a week it stays for resume; a run that is at work keeps its own."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {"TMPDIR": str(temporary)}
+    workspaces = {name: make_repo(name=name) for name in ("killed", "alive", "later")}
+    sleeping = [{"calls": [{"tool": "shell", "args": {"command": "touch begun; sleep 60"}}]}]
+    running = {}
+    for name in ("killed", "alive"):
+        task = scripted_task(sleeping, name=name)
+        running[name] = run_nightshift.start(
+            "run", task, "--workspace", workspaces[name], env=environment, measured=False
+        )
+        wait_for(workspaces[name] / "begun", running[name])
+    running["killed"].send_signal(signal.SIGKILL)
+    running["killed"].finish()
+    later = scripted_task([{"text": "Done."}])
+
+    assert run_nightshift("run", later, "--workspace", workspaces["later"], env=environment).exit_code == 0
+    assert len(list(temporary.iterdir())) == 2
+    for lock in temporary.glob("nightshift-*/owner.lock"):
+        os.utime(lock, (0, 0))
+    assert run_nightshift("run", later, "--workspace", workspaces["later"], env=environment).exit_code == 0
+    assert len(list(temporary.iterdir())) == 1
+    running["alive"].send_signal(signal.SIGTERM)
+    assert running["alive"].finish().exit_code == 143
+    assert list(temporary.iterdir()) == []
