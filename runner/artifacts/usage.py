@@ -446,10 +446,10 @@ class UsageFold:
     def _prices(self, row: _Row) -> Prices | None:
         from runner.providers.prices import FREE, lookup
 
-        if row.provider in _FREE_PROVIDERS:
-            return FREE
         if self._configured is not None and row.model in (None, self._configured[0]):
             return self._configured[1]
+        if row.provider in _FREE_PROVIDERS:
+            return FREE
         if self._configured is None and self._given is not None:
             return self._given
         return lookup(row.model) if row.model else None

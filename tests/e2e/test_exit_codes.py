@@ -290,6 +290,7 @@ def test_a_used_up_budget_exits_6(
     used = {limit["name"]: limit for limit in finished.result["limits"]}
     for name, maximum in limits.items():
         assert 0 < used[name]["used"] <= maximum
+    assert_whole(finished, run_nightshift)
 
 
 @pytest.mark.parametrize("limit", [{"tokens": 9000}, {"cost": 0.05}], ids=["tokens", "cost"])
