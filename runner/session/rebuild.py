@@ -212,70 +212,85 @@ def _require_same(event: RequestSent, sha256: str, size: int) -> None:
 
 
 class _MessageStore:
-    """The messages of the surface, in order, their lines in a temporary file that does not outgrow them.
+    """The lines of the messages of the surface, in order, in a temporary file once they are many.
 
-    The last ones are held as they are, as far as they are small, since the next request asks for them alone.
-    ``bytes`` is the length of their lines.
+    The last messages are held as they are, as far as they are small, since the next request asks for them alone.
+    ``bytes`` is the length of the lines.
     """
 
     def __init__(self) -> None:
-        self._file: Any = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  # closed by close
-        self._offsets = array("q")
-        self._lengths = array("q")
-        self._end = 0
         self.bytes = 0
+        self._lines: list[bytes] = []
+        self._lengths = array("q")
+        self._offsets = array("q")
+        self._file: Any = None
+        self._end = 0
         self._fresh: list[Message] = []
         self._fresh_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._lengths)
 
     def put(self, message: Message, line: bytes, span: Span | None) -> None:
         """Add a message, in place of a span of positions if one is given."""
-        self._file.seek(self._end)
-        self._file.write(line)
         size = len(line)
         if span is None:
-            self._offsets.append(self._end)
-            self._lengths.append(size)
+            where = slice(len(self), len(self))
             self._fresh.append(message)
             self._fresh_bytes += size
             if self._fresh_bytes > _IN_MEMORY:
                 self.forget()
         else:
-            self.bytes -= sum(self._lengths[span.start : span.end])
-            self._offsets[span.start : span.end] = array("q", (self._end,))
-            self._lengths[span.start : span.end] = array("q", (size,))
+            where = slice(span.start, span.end)
+            self.bytes -= sum(self._lengths[where])
             self.forget()
-        self._end += size
         self.bytes += size
-        if self._end > _IN_MEMORY // 2 and self._end > 4 * self.bytes:
-            self._shrink()
+        self._lengths[where] = array("q", (size,))
+        if self._file is None:
+            self._lines[where] = [line]
+            if self.bytes > _IN_MEMORY:
+                self._move(self._lines)
+                self._lines = []
+        else:
+            self._offsets[where] = array("q", (self._end,))
+            self._file.seek(self._end)
+            self._file.write(line)
+            self._end += size
+            if self._end > _IN_MEMORY and self._end > 4 * self.bytes:
+                self._move(self._stored(0, len(self)))
+
+    def _move(self, lines: Iterable[bytes]) -> None:
+        """Write the lines that still count into a new file."""
+        fresh, offsets, end = tempfile.TemporaryFile(), array("q"), 0  # noqa: SIM115  # closed by close
+        for line in lines:
+            offsets.append(end)
+            fresh.write(line)
+            end += len(line)
+        self.close()
+        self._file, self._offsets, self._end = fresh, offsets, end
+
+    def _stored(self, start: int, end: int) -> Iterator[bytes]:
+        if self._file is None:
+            yield from self._lines[start:end]
+            return
+        for position in range(start, end):
+            self._file.seek(self._offsets[position])
+            yield self._file.read(self._lengths[position])
 
     def read(self, start: int) -> Iterator[Message]:
         """Yield the messages from a position on."""
-        fresh = len(self._offsets) - len(self._fresh)
-        for position in range(start, fresh):
-            self._file.seek(self._offsets[position])
-            message = message_of(event_from_record(orjson.loads(self._file.read(self._lengths[position]))))
+        fresh = len(self) - len(self._fresh)
+        for line in self._stored(start, fresh):
+            message = message_of(event_from_record(orjson.loads(line)))
             if message is not None:
                 yield message
         yield from self._fresh[max(0, start - fresh) :]
 
     def forget(self) -> None:
-        """Hold no message but in the file."""
+        """Hold no message but its line."""
         self._fresh, self._fresh_bytes = [], 0
-
-    def _shrink(self) -> None:
-        """Write what still counts into a new file."""
-        old, self._file = self._file, tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  # closed by close
-        with old:
-            for position, (offset, length) in enumerate(zip(self._offsets, self._lengths, strict=True)):
-                old.seek(offset)
-                self._offsets[position] = self._file.tell()
-                self._file.write(old.read(length))
-        self._end = self.bytes
 
     def close(self) -> None:
         """Free the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
