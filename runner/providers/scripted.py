@@ -15,7 +15,7 @@ from runner.errors import ProviderError
 from runner.figures import counted
 from runner.messages import text_of
 from runner.providers.faults import failure
-from runner.session.tokens import estimate_usage
+from runner.session.tokens import estimate_content, estimate_message, estimate_system, estimate_tools
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,6 +79,7 @@ class ScriptedProvider:
         self._source = source
         self._idle = idle
         self._position = 0
+        self._conversation = _Conversation()
 
     def stream(self, body: bytes, *, cancellation: Cancellation) -> Iterator[Chunk]:
         """Yield the chunks of the next response."""
@@ -98,15 +99,16 @@ class ScriptedProvider:
             raise ProviderError(f"nothing came for {self._idle:g} s", kind="idle-timeout", retryable=True)
         if "error" in response:
             raise _error(response["error"], self._source, number)
-        request = orjson.loads(body)
         if "expect" in response:
-            self._expect(response["expect"], request["messages"], number)
+            self._expect(response["expect"], number, self._conversation.read(body).last_result)
         content = _content(response, number)
         for index, block in enumerate(content):
             if cancellation.cancelled:
                 return
             yield from _chunks(index, block)
-        yield {"type": "usage", "usage": _usage(response, request, content)}
+        given = response.get("usage")
+        usage = self._conversation.read(body).usage(content) if given is None else _usage(given)
+        yield {"type": "usage", "usage": usage}
         yield {"type": "finish", "reason": {"kind": _finish(response)}}
 
     def skip(self, answered: int) -> None:
@@ -116,19 +118,11 @@ class ScriptedProvider:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _expect(self, expected: JsonObject, messages: Sequence[JsonObject], number: int) -> None:
+    def _expect(self, expected: JsonObject, number: int, last_result: str | None) -> None:
         wanted = expected.get("lastToolResultContains")
-        if wanted is None:
+        if wanted is None or (last_result is not None and wanted in last_result):
             return
-        results = [
-            text_of(block["content"])
-            for message in messages[1:]
-            for block in message["content"]
-            if block["type"] == "tool-result"
-        ]
-        if results and wanted in results[-1]:
-            return
-        found = f"the last one is {_short(results[-1])}" if results else "there is none"
+        found = "there is none" if last_result is None else f"the last one is {_short(last_result)}"
         raise ProviderError(
             f"step {number} of {self._source} expects a tool result with {_short(wanted)}; {found}",
             kind="script-mismatch",
@@ -173,16 +167,41 @@ def _chunks(index: int, block: Any) -> Iterator[Chunk]:
     yield {"type": "block-end", "index": index, "block": block}
 
 
-def _usage(response: JsonObject, request: JsonObject, content: Sequence[Block]) -> Usage:
-    given = response.get("usage")
-    if given is None:
-        system, *messages = request["messages"]
-        header: RequestHeader = {
-            "config": request["config"],
-            "system": system["content"],
-            "tools": request["tools"],
-        }
-        return estimate_usage(header, messages, content)
+class _Conversation:
+    """What the last request held. One that begins with the same bytes is read from their end on.
+
+    So a long session costs what is new in each request, as with a server that keeps the prefix.
+    """
+
+    def __init__(self) -> None:
+        self.last_result: str | None = None
+        self._prefix = b""
+        self._tokens = 0
+
+    def read(self, body: bytes) -> _Conversation:
+        """Read a request's body and return the conversation itself."""
+        close = len(ScriptedDialect.close)
+        if self._prefix and body.startswith(self._prefix):
+            messages = orjson.loads(b"[" + body[len(self._prefix) + 1 : -close] + b"]")
+        else:
+            request = orjson.loads(body)
+            system, *messages = request["messages"]
+            self._tokens = estimate_system(system["content"]) + estimate_tools(request["tools"])
+            self.last_result = None
+        for message in messages:
+            self._tokens += estimate_message(message)
+            for block in message["content"]:
+                if block["type"] == "tool-result":
+                    self.last_result = text_of(block["content"])
+        self._prefix = body[:-close]
+        return self
+
+    def usage(self, content: Sequence[Block]) -> Usage:
+        """What an answer would cost, estimated. Nothing is known about the cache."""
+        return {"inputTokens": self._tokens, "outputTokens": estimate_content(content), "estimated": True}
+
+
+def _usage(given: JsonObject) -> Usage:
     usage: Usage = {"inputTokens": given.get("input") or 0, "outputTokens": given.get("output") or 0}
     if given.get("cacheRead") is not None:
         usage["cacheReadTokens"] = given["cacheRead"]
