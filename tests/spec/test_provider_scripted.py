@@ -148,7 +148,7 @@ def test_a_script_that_has_run_out_names_the_step() -> None:
     found = refused(provider)
 
     assert (found.code, found.retryable, found.kind) == (ErrorCode.PROVIDER_FAILED, False, "script-exhausted")
-    assert "demo.script.yaml has 1 responses, and step 2 asks for another" in found.message
+    assert "demo.script.yaml has 1 response, and step 2 asks for another" in found.message
 
 
 @pytest.mark.parametrize(
