@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import ErrorCode, ProviderError
+from runner.figures import counted
 from runner.providers.assemble import ResponseAssembler
 from runner.providers.recording import chunks_of
 
@@ -53,7 +54,7 @@ class ReplayProvider:
             raise recording.diverged
         if number > len(recording.answers):
             raise ProviderError(
-                f"the recording {recording.name} has {len(recording.answers)} answers, and request {number} asks for "
+                f"the recording {recording.name} has {counted(len(recording.answers), 'answer')}, and request {number} asks for "
                 f"another" + (f": {recording.ends}" if recording.ends else ""),
                 kind="replay-exhausted",
                 hint="the recording ends here; a run that goes on needs a model",
