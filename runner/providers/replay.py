@@ -54,8 +54,8 @@ class ReplayProvider:
             raise recording.diverged
         if number > len(recording.answers):
             raise ProviderError(
-                f"the recording {recording.name} has {counted(len(recording.answers), 'answer')}, and request {number} asks for "
-                f"another" + (f": {recording.ends}" if recording.ends else ""),
+                f"the recording {recording.name} has {counted(len(recording.answers), 'answer')}, and request {number} "
+                f"asks for another" + (f": {recording.ends}" if recording.ends else ""),
                 kind="replay-exhausted",
                 hint="the recording ends here; a run that goes on needs a model",
             )

@@ -181,7 +181,7 @@ def test_a_recording_that_is_over_fails_for_good(tmp_path: Path) -> None:
     playing = provider(read(recorded(tmp_path, turns=1, steps=1)))
     play(playing)
 
-    with pytest.raises(ProviderError, match="has 1 answers, and request 2 asks for another") as caught:
+    with pytest.raises(ProviderError, match="has 1 answer, and request 2 asks for another") as caught:
         play(playing)
     assert caught.value.code is ErrorCode.PROVIDER_FAILED
     assert caught.value.kind == "replay-exhausted"
