@@ -1,25 +1,91 @@
-"""Cost and size of the session log's writer.
+"""Cost and size of the session log: reading a large one, and writing.
 
-Writes a session of STEPS steps as the loop does, each event alone, and prints CPU time for one small append
-and for a step at the start and at the end, and the file's size beside one zstd frame of the same bytes,
-before and after the log is closed.
+Generates a log of ``--size`` decoded bytes (see ``gen_log.py``; 1 GB takes a minute and a half and 0.7 GB of disk),
+runs ``session verify``, ``export``, ``show`` and ``stats`` of the installed command on it, and prints CPU time, speed
+and the largest memory beside what is aimed at. Then writes a session of ``--steps`` steps as the loop does, each event
+alone, and prints CPU time for one small append and for a step at the start and at the end, and the file's size beside
+one zstd frame of the same bytes, before and after the log is closed.
 
-    python bench/bench_log.py [STEPS]
+    python bench/bench_log.py [--size 1G] [--rounds 1] [--log DIRECTORY] [--steps 200] [--check]
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import zstandard
+from gen_log import bytes_of
 
 from runner.session import events as ev
-from runner.session.log import LOG_NAME, SessionLog
+from runner.session.header import LOG_NAME
+from runner.session.log import SessionLog
+from runner.session.store import open_session
 from runner.testing.sessions import SampleSession
+
+COMMAND = Path(sys.executable).with_name("nightshift")
+SPEED = 60
+"""Least megabytes of decoded log that each command reads in a second of CPU."""
+
+MEMORY = 200
+"""Most megabytes that each command may take, as its largest resident size."""
+
+
+class Run(NamedTuple):
+    """One run of a command: seconds of CPU, megabytes of memory, bytes it wrote."""
+
+    cpu: float
+    memory: float
+    written: int
+
+
+def run(command: list[str], output: Path, written: Path) -> Run:
+    """Run a command with its output in a file; it must succeed."""
+    with output.open("wb") as stream:
+        process = subprocess.Popen(command, stdout=stream)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
+    return Run(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6, written.stat().st_size)
+
+
+def readers(log: Path, scratch: Path, rounds: int) -> bool:
+    """Print the table of the commands that read a log; whether all aims are met."""
+    size = sum(len(line) + 1 for line in open_session(str(log)).raw_lines())
+    output, archive = scratch / "output", scratch / "session.zip"
+    commands = {
+        "verify": ([str(log)], output),
+        "export": ([str(log), "--output", str(archive)], archive),
+        "show": ([str(log)], output),
+        "stats": ([str(log)], output),
+    }
+    on_disk = (log / LOG_NAME).stat().st_size
+    print(f"A log of {size / 1e6:.0f} MB, {on_disk / 1e6:.0f} MB on disk, the best of {rounds}:\n")
+    print("| session | CPU, s | MB/s | aim | largest RSS, MB | aim | written, MB |\n|---|---|---|---|---|---|---|")
+    met = True
+    for name, (arguments, written) in commands.items():
+        runs = [run([str(COMMAND), "session", name, *arguments], output, written) for _ in range(rounds)]
+        cpu, memory = min(one.cpu for one in runs), max(one.memory for one in runs)
+        speed = size / 1e6 / cpu
+        fast, small = speed >= SPEED, memory < MEMORY
+        met = met and fast and small
+        print(
+            f"| {name} | {cpu:.2f} | {speed:.0f} | {SPEED}: {_verdict(met=fast)} | {memory:.0f} | "
+            f"under {MEMORY}: {_verdict(met=small)} | {runs[0].written / 1e6:.1f} |",
+            flush=True,
+        )
+    return met
+
+
+def _verdict(*, met: bool) -> str:
+    return "met" if met else "MISSED"
 
 
 def clock() -> int:
@@ -39,9 +105,8 @@ def append_cost(count: int = 5000) -> float:
         return (time.thread_time() - before) / count
 
 
-def main() -> None:
-    """Print the numbers."""
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+def writer(steps: int) -> None:
+    """Print what writing costs."""
     with tempfile.TemporaryDirectory() as folder:
         session = SampleSession(Path(folder), bodies=False)
         session.begin()
@@ -57,17 +122,45 @@ def main() -> None:
         before = time.thread_time()
         session.log.close()
         closing = time.thread_time() - before
-        decoded = subprocess.run(["zstd", "-dcq", path], check=True, capture_output=True).stdout
+        decoded = b"".join(line + b"\n" for line in open_session(folder).raw_lines())
         frames = {level: len(zstandard.ZstdCompressor(level=level).compress(decoded)) for level in (3, 9, 19)}
-        print(f"steps {steps}, decoded {len(decoded)} bytes, {session.log.next_seq} events")
-        print(f"append of a small event  {append_cost() * 1e6:8.1f} µs CPU")
-        print(f"step, first quarter      {sum(costs[:quarter]) / quarter * 1e6:8.1f} µs CPU")
-        print(f"step, last quarter       {sum(costs[-quarter:]) / quarter * 1e6:8.1f} µs CPU")
-        print(f"close                    {closing * 1e3:8.1f} ms CPU")
+        print(f"Writing {steps} steps, {len(decoded)} decoded bytes, {session.log.next_seq} events:\n")
+        print("| | |\n|---|---|")
+        print(f"| append of a small event, µs of CPU | {append_cost() * 1e6:.1f} |")
+        print(f"| step, first quarter, µs of CPU | {sum(costs[:quarter]) / quarter * 1e6:.1f} |")
+        print(f"| step, last quarter, µs of CPU | {sum(costs[-quarter:]) / quarter * 1e6:.1f} |")
+        print(f"| close, ms of CPU | {closing * 1e3:.1f} |")
         for name, size in (("as written", live), ("closed", path.stat().st_size)):
             ratios = ", ".join(f"{size / frame:.2f} of level {level}" for level, frame in frames.items())
-            print(f"{name:<12}{size:9} bytes: {ratios}")
+            print(f"| {name}, bytes | {size}: {ratios} |")
+
+
+def main() -> int:
+    """Measure and print; with ``--check`` the exit code is 1 if an aim was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--size", type=bytes_of, default=bytes_of("1G"), help="decoded bytes; 0 measures the writer only"
+    )
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--log", type=Path, help="an artifacts directory to read in place of a generated log")
+    parser.add_argument("--steps", type=int, default=200, help="steps that are written; 0 measures the readers only")
+    parser.add_argument("--check", action="store_true", help="fail if an aim is missed")
+    options = parser.parse_args()
+    met = True
+    if options.log is not None or options.size:
+        with tempfile.TemporaryDirectory() as folder:
+            log = options.log
+            if log is None:
+                log = Path(folder) / "log"
+                # In a process of its own: a child's largest memory is never less than its parent's at the start.
+                generator = Path(__file__).with_name("gen_log.py")
+                subprocess.run([sys.executable, generator, log, "--size", str(options.size)], check=True)
+            met = readers(log, Path(folder), options.rounds)
+            print()
+    if options.steps:
+        writer(options.steps)
+    return int(options.check and not met)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 SESSION_ID = "session-00000000-0000-4000-8000-0000000000aa"
 """Id of a generated session."""
 
+POOL = 16_000_000
+"""Characters that texts are taken from: more than a compressor looks back on."""
+
 _DIALECT = "openai-chat"
 _KEEP = 40_000  # bytes of conversation that a summary leaves as they are
 _TURN = 50  # steps of a turn
 _PIECE = 5  # characters of a delta, about one token
-_POOL = 16_000_000
 _ENDS = [" ", " ", " ", " = ", ".", "(", ", ", '"', "_", "): ", "[", "] "]
 _SYSTEM = "You work alone in a repository. Use the tools, then say what you did."
 _TOOLS: Any = [
@@ -63,14 +65,14 @@ def bytes_of(text: str) -> int:
 
 
 class Texts:
-    """Pieces of a pool of made-up text, longer than what compressors look back on."""
+    """Pieces of a pool of made-up text."""
 
-    def __init__(self, source: random.Random) -> None:
+    def __init__(self, source: random.Random, *, pool: int) -> None:
         self._random = source
         syllables = [first + second for first in "rtpslmncdf" for second in ("e", "i", "or", "al", "un", "st", "ex")]
         self._names = ["".join(source.choices(syllables, k=source.randint(1, 4))) for _ in range(8_000)]
         self._weights = list(accumulate(1 / (rank + 3) for rank in range(len(self._names))))
-        code = "".join(self._files(_POOL))
+        code = "".join(self._files(pool))
         prose = " ".join(source.choices([*self._names[:2_000], "größer", "für", "naïve", "été"], k=60_000))
         self._pools = (code, code, code, code, code, code, code, prose)
 
@@ -141,12 +143,13 @@ class Generator:
         line: Mean length of a line in bytes. A step has some twenty lines, most of them short, so the results of its
             calls make up for them.
         seed: Where all texts, ids and times come from.
+        pool: Characters of made-up text; a smaller pool is made faster and compresses better.
     """
 
-    def __init__(self, directory: Path, *, size: int, line: int = 2048, seed: int = 1) -> None:
+    def __init__(self, directory: Path, *, size: int, line: int = 2048, seed: int = 1, pool: int = POOL) -> None:
         self._size = size
         self._random = random.Random(seed)
-        self._texts = Texts(self._random)
+        self._texts = Texts(self._random, pool=pool)
         self._result = max(200.0, line * 14.3 - 5_000)
         self._time = 1_796_000_000_000
         self._dialect = ChatDialect(_DIALECT)
