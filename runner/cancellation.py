@@ -1,18 +1,13 @@
 """One-way cancellation that is safe to trigger from a signal handler.
 
-Whoever blocks either waits on ``fileno()`` beside its own descriptors, or registers a
-callback that makes the blocking call return (close a socket, for example). No lock is
-taken on any path, since a handler may interrupt the thread that would hold it.
+Whoever blocks waits on ``fileno()`` beside its own descriptors. No lock is taken on any path, since a handler
+may interrupt the thread that would hold it.
 """
 
 from __future__ import annotations
 
 import os
 import select
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Cancellation:
@@ -21,7 +16,6 @@ class Cancellation:
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._reason: str | None = None
-        self._callbacks: list[Callable[[], None]] = []
 
     @property
     def cancelled(self) -> bool:
@@ -38,25 +32,11 @@ class Cancellation:
         return self._read
 
     def cancel(self, reason: str) -> None:
-        """Raise the flag; later calls change nothing. Callbacks run in the caller's thread."""
+        """Raise the flag; later calls change nothing."""
         if self._reason is not None:
             return
         self._reason = reason
         os.write(self._write, b"x")
-        for callback in list(self._callbacks):
-            callback()
-
-    def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Register a short callback; returns a function that removes it. Runs at once if already up."""
-        self._callbacks.append(callback)
-        if self.cancelled:
-            callback()
-
-        def remove() -> None:
-            if callback in self._callbacks:
-                self._callbacks.remove(callback)
-
-        return remove
 
     def wait(self, seconds: float | None) -> bool:
         """Sleep until the flag goes up or ``seconds`` have passed; returns whether it is up."""

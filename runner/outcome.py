@@ -632,14 +632,6 @@ def derive_outcome(
     return fold.outcome(missing_outputs=missing_outputs, patch_missing=patch_missing, causes=causes, checks=checks)
 
 
-def count_steps(events: Iterable[ev.Event]) -> tuple[int, int]:
-    """``(turns, steps)`` of a log, as every report counts them."""
-    fold = OutcomeFold()
-    for event in events:
-        fold.apply(event)
-    return fold.turns, fold.steps
-
-
 def exit_status(outcome: Outcome, soft_fail: Sequence[str]) -> tuple[int, bool]:
     """Process exit code under ``--soft-fail`` and whether that turned a failure into 0.
 

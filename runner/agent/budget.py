@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from runner.errors import ErrorCode
+from runner.figures import amount
 from runner.record import record
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class LimitExceeded(Exception):  # noqa: N818  # control flow of the loop, not a
     """A limit ends the run."""
 
     def __init__(self, state: LimitState) -> None:
-        super().__init__(f"limit {state.name}: {state.used:g} of {state.max:g}")
+        super().__init__(f"limit {state.name}: {amount(state.used)} of {amount(state.max)}")
         self.state = state
 
 

@@ -15,6 +15,7 @@ from runner.agent.hook import Hook, RequestFailed, StepStarting, TurnOver
 from runner.agent.prompt import user_message
 from runner.agent.request import Body, RequestBody, check_rebuild
 from runner.errors import ErrorCode, InternalError, ProviderError, RunnerError, StorageError
+from runner.figures import amount
 from runner.messages import tool_calls_of, total_tokens
 from runner.providers.assemble import ResponseAssembler
 from runner.session import events as ev
@@ -325,7 +326,7 @@ class Loop:
         for state in self._budget.notices(reserved):
             self.append(ev.LimitReached(name=state.name, used=state.used, max=state.max, percent=90))
             text = (
-                f"The limit {state.name} is nearly used up ({state.used:g} of {state.max:g}). "
+                f"The limit {state.name} is nearly used up ({amount(state.used)} of {amount(state.max)}). "
                 "Finish what matters most and give your answer."
             )
             messages.append(user_message(text, message_id=self._new_id(), kind="plugin", plugin="limits"))
@@ -391,8 +392,8 @@ class Loop:
         cost = self._cost_of({"inputTokens": occupancy, "outputTokens": least})
         if cost is not None:
             taken["cost"] = cost
-        for name, amount in taken.items():
-            self._budget.require(name, amount)
+        for name, needed in taken.items():
+            self._budget.require(name, needed)
         return taken
 
     def _fitting_header(self) -> RequestHeader | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from runner.figures import amount
 from runner.messages import text_of
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def runtime_context(
     if policy_summary:
         lines += ["Policy:", policy_summary]
     counts = [
-        f"{name} {value:g}{unit}"
+        f"{name} {amount(value)}{unit}"
         for name, value, unit in (
             ("steps", limits.steps, ""),
             ("wall", limits.wall, " s"),
@@ -83,7 +84,7 @@ def runtime_context(
         if value is not None
     ]
     if counts:
-        lines.append(f"Limits: {', '.join(counts)}; one call at most {limits.tool:g} s.")
+        lines.append(f"Limits: {', '.join(counts)}; one call at most {amount(limits.tool)} s.")
     return "\n".join(lines)
 
 

@@ -13,9 +13,6 @@ from runner.providers.base import Prices
 if TYPE_CHECKING:
     from runner.messages import Usage
 
-PRICES_DATE = "2026-11-30"
-"""The day the table was last checked."""
-
 
 class _Model(NamedTuple):
     window: int

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 import orjson
 
 from runner.errors import ConfigError, LogError
+from runner.figures import counted
 from runner.session.events import (
     AssistantMessage,
     RequestHeaderEvent,
@@ -187,7 +188,7 @@ def request_body(
         which = f"step {step}" if attempt is None else f"attempt {attempt} of step {step}"
         raise ConfigError(
             f"the session has no main request for {which}",
-            hint=f"it has {steps} steps"
+            hint=f"it has {counted(steps, 'step')}"
             if steps < step
             else "not every step sends a request, nor every log records it",
         )

@@ -337,13 +337,27 @@ def open_file(path: Path) -> SessionSource:
 
 
 def default_root(environ: Mapping[str, str]) -> Path:
-    """Where sessions lie when no directory was asked for: one folder a session, named by its id."""
+    """Where sessions lie when no directory was asked for: one folder a session, named by its id.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, neither the environment nor the user database names a folder.
+    """
     for variable in ("RUNNER_TEMP", "XDG_STATE_HOME"):
         root = Path(environ.get(variable, ""))
         if root.is_absolute():
             return root / "nightshift"
     home = Path(environ.get("HOME", ""))
-    return (home if home.is_absolute() else Path.home()) / ".local" / "state" / "nightshift"
+    if not home.is_absolute():
+        import pwd
+
+        try:
+            home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+        except KeyError:  # an id without an entry, as in many containers
+            raise ConfigError(
+                "there is no folder for sessions: HOME is no absolute path and this user has no home directory",
+                hint="set HOME or XDG_STATE_HOME to an absolute path",
+            ) from None
+    return home / ".local" / "state" / "nightshift"
 
 
 def is_inside(path: str) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import orjson
 
 from runner.errors import LogError
+from runner.figures import counted
 from runner.record import field, mutable_record
 from runner.session import codec
 from runner.session.events import ArtifactWritten, LogSeal, RunEnd, SessionEndSeed, StepStart, TurnStart
@@ -129,7 +130,7 @@ def verify_session(
     if is_chained(source.header) and result.state != "whole" and not allow_open:
         seal = "no seal" if result.last_seal_line is None else f"last seal at line {result.last_seal_line}"
         raise LogError(
-            f"{source.name}: open, {result.events} events, {seal}",
+            f"{source.name}: open, {counted(result.events, 'event')}, {seal}",
             hint="the run did not end properly; --allow-open verifies what is there",
         )
     if expect is not None and expect.lower() != result.digest:
@@ -260,9 +261,11 @@ class Reading:
     def _own_rules(self, event: Event) -> None:
         """What holds in logs of ours beyond the shared vocabulary."""
         if isinstance(event, TurnStart) and event.turn != self._structure.turns + 1:
-            raise LogError(f"event {event.seq} (turn/start): turn {event.turn} follows {self._structure.turns} turns")
+            before = counted(self._structure.turns, "turn")
+            raise LogError(f"event {event.seq} (turn/start): turn {event.turn} follows {before}")
         if isinstance(event, StepStart) and event.step != self._structure.steps + 1:
-            raise LogError(f"event {event.seq} (step/start): step {event.step} follows {self._structure.steps} steps")
+            before = counted(self._structure.steps, "step")
+            raise LogError(f"event {event.seq} (step/start): step {event.step} follows {before}")
         last = self._seed - 1  # a parent that is a fork itself brings an earlier session/end-seed with it
         if isinstance(event, SessionEndSeed) != (event.seq == last) and event.seq >= last:
             raise self._no_seed_end(event.seq)

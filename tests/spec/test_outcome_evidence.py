@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runner.errors import ErrorCode
-from runner.outcome import CheckOutcome, count_steps, derive_outcome
+from runner.outcome import CheckOutcome, derive_outcome
 from runner.session import events as ev
 
 
@@ -229,7 +229,8 @@ def test_steps_are_ended_steps_and_turns_have_at_least_one() -> None:
     empty = [ev.TurnStart(turn=1), ev.TurnEnd(turn=1, reason={"kind": "completed"})]
     events = [*empty, *completed(ev.StepEnd(turn=2, step=9), number=2)]
 
-    assert count_steps(events) == (1, 2)
+    counted = derive_outcome(events)
+    assert (counted.turns, counted.steps) == (1, 2)
     outcome = derive_outcome(events)
     assert (outcome.turns, outcome.steps) == (1, 2)
 

@@ -9,7 +9,7 @@ import pytest
 from runner.errors import ConfigError
 from runner.hooks.normalise import MAX_PATTERN, SECONDS, Normaliser, Places, check_patterns, pattern_problem
 
-STATE = "Workspace: {0}/work\nTemporary folder: {0}/state/tmp ($TMPDIR). What is put elsewhere\nNetwork: off."
+STATE = "Workspace: {0}/site\nTemporary folder: {0}/state/tmp ($TMPDIR). What is put elsewhere\nNetwork: off."
 
 
 def places(root: str, workspace: str = "") -> Places:
@@ -22,15 +22,15 @@ def places(root: str, workspace: str = "") -> Places:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("/r/work", "<workspace>"),
-        ("cd /r/work/src && ls", "cd <workspace>/src && ls"),
-        ("in /r/work.", "in <workspace>."),
-        ("'/r/work':/r/work", "'<workspace>':<workspace>"),
+        ("/r/site", "<workspace>"),
+        ("cd /r/site/src && ls", "cd <workspace>/src && ls"),
+        ("in /r/site.", "in <workspace>."),
+        ("'/r/site':/r/site", "'<workspace>':<workspace>"),
         ("TMPDIR=/r/state/tmp/x HOME=/r/state/home", "TMPDIR=<tmp>/x HOME=<home>"),
-        ("\x1b[31m/r/work/a\x1b[0m", "\x1b[31m<workspace>/a\x1b[0m"),
-        ('{"command": "ls\\n/r/work/a"}', '{"command": "ls\\n<workspace>/a"}'),
-        ("/r/workshop /r/work-2 /r/work.bak", "/r/workshop /r/work-2 /r/work.bak"),
-        ("/usr/r/work and x/r/work", "/usr/r/work and x/r/work"),
+        ("\x1b[31m/r/site/a\x1b[0m", "\x1b[31m<workspace>/a\x1b[0m"),
+        ('{"command": "ls\\n/r/site/a"}', '{"command": "ls\\n<workspace>/a"}'),
+        ("/r/siteshop /r/site-2 /r/site.bak", "/r/siteshop /r/site-2 /r/site.bak"),
+        ("/usr/r/site and x/r/site", "/usr/r/site and x/r/site"),
         ("", ""),
     ],
 )
@@ -41,9 +41,9 @@ def test_paths_of_a_run_become_placeholders(text: str, expected: str) -> None:
 
 def test_the_workspace_of_the_header_counts_before_anything_is_said() -> None:
     """And a later one beside it, as after a resume."""
-    found = places("/new", "/old/work")
+    found = places("/new", "/old/site")
 
-    assert Normaliser().text("/old/work/a /new/work/a", found) == "<workspace>/a <workspace>/a"
+    assert Normaliser().text("/old/site/a /new/site/a", found) == "<workspace>/a <workspace>/a"
 
 
 @pytest.mark.parametrize("path", ["", "/", "relative", "/" + "x" * 5_000])
@@ -59,10 +59,10 @@ def test_paths_move_from_one_run_to_another() -> None:
     """Inside of JSON they are escaped; what the other has not stays."""
     recorded, now = places("/r"), places('/n "q"')
 
-    assert recorded.moved("cat /r/work/a /r/other", now) == 'cat /n "q"/work/a /r/other'
-    assert recorded.moved('{"path": "/r/work/a"}', now, in_json=True) == '{"path": "/n \\"q\\"/work/a"}'
-    assert Places().moved("/r/work", now) == "/r/work"
-    assert recorded.moved("/r/work", Places()) == "/r/work"
+    assert recorded.moved("cat /r/site/a /r/other", now) == 'cat /n "q"/site/a /r/other'
+    assert recorded.moved('{"path": "/r/site/a"}', now, in_json=True) == '{"path": "/n \\"q\\"/site/a"}'
+    assert Places().moved("/r/site", now) == "/r/site"
+    assert recorded.moved("/r/site", Places()) == "/r/site"
 
 
 def test_ids_of_sessions_and_background_processes_are_not_compared() -> None:

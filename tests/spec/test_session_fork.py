@@ -14,7 +14,7 @@ import pytest
 from runner.artifacts.usage import derive_usage
 from runner.cli.main import run_cli
 from runner.errors import ConfigError, ErrorCode, LogError, RunnerError, StorageError
-from runner.outcome import count_steps
+from runner.outcome import derive_outcome
 from runner.providers.registry import dialects
 from runner.session import events as ev
 from runner.session.export import export_zip
@@ -154,7 +154,8 @@ def test_what_the_parent_used_does_not_count_in_a_child(parent: SampleSession, t
     usage = derive_usage(source.events(), header=source.header)
 
     assert (usage["steps"], usage["turns"], usage["requests"], usage["perStep"], usage["tools"]) == (0, 0, 0, [], [])
-    assert count_steps(source.events()) == (0, 0)
+    counted = derive_outcome(source.events())
+    assert (counted.turns, counted.steps) == (0, 0)
 
 
 def test_files_that_the_seed_names_come_along(parent: SampleSession, tmp_path: Path) -> None:
@@ -245,7 +246,8 @@ def test_a_child_can_be_forked_again(parent: SampleSession, tmp_path: Path) -> N
     ends = [event.seq for event in grandchild.events() if isinstance(event, ev.SessionEndSeed)]
     assert ends == [len(events) - 2, made.seed_length - 1]
     assert verify_session(grandchild, allow_open=True).turns == 3
-    assert count_steps(grandchild.events()) == (0, 0)
+    counted = derive_outcome(grandchild.events())
+    assert (counted.turns, counted.steps) == (0, 0)
     assert verify_session(open_session(str(tmp_path / "early")), allow_open=True).turns == 1
     assert [event.seq for event in open_session(str(tmp_path / "early")).events() if event.TYPE.endswith("seed")] == [
         early.seed_length - 1
