@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from contextlib import suppress
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from queue import Queue
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import orjson
 
 from runner.errors import LogError, StorageError
 from runner.session import codec
 from runner.session.events import (
-    ApprovalAsked,
-    ApprovalDecided,
     CompactionEnd,
     CompactionStart,
     Event,
@@ -41,7 +41,7 @@ from runner.session.surface import Surface, check_message
 
 if TYPE_CHECKING:
     import zipfile
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
     from typing import IO
 
@@ -65,8 +65,6 @@ _OUTLINE = frozenset(
         TurnEnd,
         StepStart,
         StepEnd,
-        ApprovalAsked,
-        ApprovalDecided,
         CompactionStart,
         CompactionEnd,
         Redaction,
@@ -159,12 +157,13 @@ class _Writing:
         """Write a member; a ``digest`` that is given is kept by whoever makes the pieces."""
         whole, size = digest or hashlib.sha256(), 0
         head, rest = _begun(_gathered(pieces))
-        with self._open(path, level=_level(head)) as member:
+        with self._open(path, level=_level(head)) as member, _Beside(member.write) as beside:
+            write = beside.write if len(head) > 1 else member.write
             for piece in chain(head, rest):
                 if digest is None:
                     whole.update(piece)
                 size += len(piece)
-                member.write(piece)
+                write(piece)
         self._members.append({"path": path, "bytes": size, "sha256": whole.hexdigest()})
 
     def _open(self, path: str, *, level: int = _LEVEL) -> IO[bytes]:
@@ -192,6 +191,44 @@ class _Writing:
             seq, lines = copy.events + len(closing), copy.line + len(closing)
             yield copy.add(codec.seal_start(seq=seq, time=copy.time, lines=lines))
             yield copy.add(copy.digest.hexdigest().encode() + codec.SEAL_END)
+
+
+class _Beside:
+    """Writes in a thread of its own, which begins with the first piece: a log is compressed while it is read."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._pieces: Queue[bytes] = Queue(maxsize=8)
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def write(self, piece: bytes) -> None:
+        """Write a piece behind those before it; raises what writing an earlier one raised."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="session-export", daemon=True)
+            self._thread.start()
+        if self._error is not None:
+            raise self._error
+        if piece:
+            self._pieces.put(piece)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._thread is not None:
+            self._pieces.put(b"")
+            self._thread.join()
+            if self._error is not None and kind is None:
+                raise self._error
+
+    def _run(self) -> None:
+        while piece := self._pieces.get():
+            if self._error is None:  # behind an error the rest is taken and dropped, so that nobody waits
+                try:
+                    self._write(piece)
+                except Exception as error:  # noqa: BLE001  # raised in the thread that gave the piece
+                    self._error = error
 
 
 class _Copy:
@@ -360,7 +397,8 @@ def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
         if size >= _GATHER:
             yield b"".join(held)
             held, size = [], 0
-    yield b"".join(held)
+    if held:
+        yield b"".join(held)
 
 
 def _measure(descriptor: int) -> tuple[int, str]:

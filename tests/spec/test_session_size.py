@@ -8,8 +8,10 @@ import importlib.util
 import os
 import random
 import re
+import resource
 import subprocess
 import sys
+import threading
 import zipfile
 import zlib
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 
 from runner import neutral
-from runner.errors import LogError
+from runner.errors import LogError, StorageError
 from runner.providers.registry import dialects
 from runner.session import codec
 from runner.session import events as ev
@@ -275,6 +277,25 @@ def test_large_members_are_compressed_fast(tmp_path: Path) -> None:
     assert large == pytest.approx(len(zlib.compress(text, 1)), rel=0.002)
     assert small == pytest.approx(len(zlib.compress(text[:3_000_000], 3)), rel=0.002)
     assert large != pytest.approx(len(zlib.compress(text, 3)), rel=0.002)
+
+
+def test_a_large_member_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    """It is compressed in a thread of its own; what fails there is STORAGE_FAILED all the same, and leaves nothing."""
+    with SampleSession(tmp_path / "artifacts") as session:
+        session.turn(steps=1)
+    (tmp_path / "artifacts" / "spill").mkdir()
+    text = " ".join(random.Random(1).choices([f"word{number}" for number in range(300)], k=2_000_000))
+    (tmp_path / "artifacts" / "spill" / "large.txt").write_text(text)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+    try:
+        with pytest.raises(StorageError, match="File too large"):
+            export_session(open_session(str(tmp_path / "artifacts")), tmp_path / "x.zip")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["artifacts"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "session-export"]
 
 
 # --- text --------------------------------------------------------------------------------------
