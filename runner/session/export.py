@@ -56,6 +56,7 @@ _LARGE = 4 * 1024 * 1024
 _WORTH = 0.4
 _TAKEN = ("media/", "spill/")
 _WAITING = 1024 * 1024
+_LINE_COST = 64  # what a line takes beside its bytes; an archive may hold millions of empty ones
 _TYPE = b'{"type":"'
 _SEAL = b'{"type":"log/seal"'
 _OUTLINE = frozenset(
@@ -277,7 +278,7 @@ class _Copy:
                 if reading:
                     self._read(data)
                 held.append(data)
-                size += len(data)
+                size += len(data) + _LINE_COST
                 if size >= _WAITING:
                     if not reading:
                         self._read_all(held)
