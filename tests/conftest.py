@@ -74,7 +74,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Fail before any test when a required backend does not work."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and then in every command that tests start
+    # Ignored under nohup or in the background of a script, and then in every command that tests start.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     required = [name for name in session.config.getoption("--require-backend").split(",") if name]
     unknown = sorted(set(required) - set(BACKENDS))
     if unknown:
@@ -252,6 +255,24 @@ def read_log(path: Path) -> list[JsonObject]:
     """Decode a session log with nothing of the product: all frames, one JSON object a line."""
     decoded = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(path.read_bytes()), read_across_frames=True).read()
     return [json.loads(line) for line in decoded.decode("utf-8").splitlines()]
+
+
+@pytest.fixture
+def decoded_frames() -> Callable[[Path], bytes]:
+    """Decodes a file whose frames must all be whole: by the command ``zstd`` where there is one."""
+
+    def decode(path: Path) -> bytes:
+        if shutil.which("zstd"):
+            return subprocess.run(["zstd", "-dc", path], check=True, capture_output=True).stdout
+        rest, found = path.read_bytes(), []
+        while rest:
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            found.append(frame.decompress(rest))
+            assert frame.eof, f"{path} ends inside a frame"
+            rest = frame.unused_data
+        return b"".join(found)
+
+    return decode
 
 
 @pytest.fixture

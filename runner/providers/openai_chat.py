@@ -307,9 +307,11 @@ class AnswerReader:
     def _grow(self, kind: str, piece: Any) -> Iterator[Chunk]:
         if isinstance(piece, list):
             piece = "".join(part.get("text") or "" for part in piece if isinstance(part, dict))
+        if not isinstance(piece, str):
+            raise TypeError(f"a piece of {kind} is no text")
         if self._open is not None and self._open[1] != kind:
             yield from self._close_open()
-        text, self._half = whole_characters(self._half + str(piece))
+        text, self._half = whole_characters(self._half + piece)
         if not text:
             return
         self._count(text)

@@ -50,6 +50,15 @@ def fixed_program(name: str) -> str | None:
     return None
 
 
+def _is_seen_through_a_namespace() -> bool:
+    """Whether root's files seem to belong to the user that stands for all whom a user namespace does not map."""
+    try:
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+            return os.stat("/").st_uid == int(file.read())
+    except (OSError, ValueError):
+        return False
+
+
 def _capped(kind: int, value: int) -> int:
     """``value``, or the limit this process already has if that is lower: it cannot be raised."""
     hard = resource.getrlimit(kind)[1]
@@ -218,6 +227,12 @@ class Bubblewrap:
 
     def __init__(self) -> None:
         wrapper = fixed_program("bwrap")
+        if wrapper is None and _is_seen_through_a_namespace():
+            raise SandboxError(
+                "this process runs inside a user namespace, where the files of root are nobody's, so no bwrap can be "
+                "known to be the system's",
+                hint="use the landlock backend there",
+            )
         if wrapper is None:
             raise SandboxError(
                 f"no bwrap owned by root in {', '.join(_FIXED)}",

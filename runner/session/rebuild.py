@@ -23,7 +23,6 @@ from runner.session.events import (
     StepStart,
     ToolResult,
     UserMessage,
-    event_from_record,
 )
 from runner.session.projection import derive_messages, message_of
 
@@ -95,12 +94,12 @@ class BodyCheck:
     def __exit__(self, *_: object) -> None:
         self._store.close()
 
-    def apply(self, event: Event, line: bytes, span: Span | None) -> None:
+    def apply(self, event: Event, size: int, span: Span | None) -> None:
         """Fold one event.
 
         Args:
             event: The event.
-            line: Its line.
+            size: Bytes of its line.
             span: What it replaced, if it is a message that replaces others.
 
         Raises:
@@ -109,7 +108,7 @@ class BodyCheck:
         if event.SURFACE:
             message = message_of(event)
             if message is not None:
-                self._store.put(message, line, span)
+                self._store.put(message, size, span)
                 if span is not None:
                     self._hashed = None
         elif isinstance(event, RequestHeaderEvent):
@@ -144,7 +143,6 @@ class BodyCheck:
                 self._hash.update(b",")
                 self._hash.update(fragment)
                 self._bytes += len(fragment) + 1
-        self._store.forget()
         self._hashed = len(self._store)
         body = self._hash.copy()
         body.update(dialect.close)
@@ -213,85 +211,61 @@ def _require_same(event: RequestSent, sha256: str, size: int) -> None:
 
 
 class _MessageStore:
-    """The lines of the messages of the surface, in order, in a temporary file once they are many.
+    """The messages of the surface, in order; once they are many, their JSON in a temporary file.
 
-    The last messages are held as they are, as far as they are small, since the next request asks for them alone.
-    ``bytes`` is the length of the lines.
+    ``bytes`` is the length of their lines.
     """
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._lines: list[bytes] = []
+        self._messages: list[Message] = []
         self._lengths = array("q")
-        self._offsets = array("q")
+        self._places: list[tuple[int, int]] | None = None
         self._file: Any = None
         self._end = 0
-        self._fresh: list[Message] = []
-        self._fresh_bytes = 0
 
     def __len__(self) -> int:
         return len(self._lengths)
 
-    def put(self, message: Message, line: bytes, span: Span | None) -> None:
-        """Add a message, in place of a span of positions if one is given."""
-        size = len(line)
-        if span is None:
-            where = slice(len(self), len(self))
-            self._fresh.append(message)
-            self._fresh_bytes += size
-            if self._fresh_bytes > _IN_MEMORY:
-                self.forget()
-        else:
-            where = slice(span.start, span.end)
-            self.bytes -= sum(self._lengths[where])
-            self.forget()
-        self.bytes += size
+    def put(self, message: Message, size: int, span: Span | None) -> None:
+        """Add a message, whose line has ``size`` bytes, in place of a span of positions if one is given."""
+        where = slice(len(self), len(self)) if span is None else slice(span.start, span.end)
+        self.bytes += size - sum(self._lengths[where])
         self._lengths[where] = array("q", (size,))
-        if self._file is None:
-            self._lines[where] = [line]
+        if self._places is None:
+            self._messages[where] = [message]
             if self.bytes > _IN_MEMORY:
-                self._move(self._lines)
-                self._lines = []
+                self._move(self._messages)
+                self._messages = []
         else:
-            self._offsets[where] = array("q", (self._end,))
+            data = orjson.dumps(message)
             self._file.seek(self._end)
-            self._file.write(line)
-            self._end += size
+            self._places[where] = [(self._end, self._file.write(data))]
+            self._end += len(data)
             if self._end > _IN_MEMORY and self._end > 4 * self.bytes:
-                self._move(self._stored(0, len(self)))
-
-    def _move(self, lines: Iterable[bytes]) -> None:
-        """Write the lines that still count into a new file."""
-        fresh, offsets, end = tempfile.TemporaryFile(), array("q"), 0  # noqa: SIM115  # closed by close
-        for line in lines:
-            offsets.append(end)
-            fresh.write(line)
-            end += len(line)
-        self.close()
-        self._file, self._offsets, self._end = fresh, offsets, end
-
-    def _stored(self, start: int, end: int) -> Iterator[bytes]:
-        if self._file is None:
-            yield from self._lines[start:end]
-            return
-        for position in range(start, end):
-            self._file.seek(self._offsets[position])
-            yield self._file.read(self._lengths[position])
+                self._move(self.read(0))
 
     def read(self, start: int) -> Iterator[Message]:
         """Yield the messages from a position on."""
-        fresh = len(self) - len(self._fresh)
-        for line in self._stored(start, fresh):
-            message = message_of(event_from_record(orjson.loads(line)))
-            if message is not None:
-                yield message
-        yield from self._fresh[max(0, start - fresh) :]
-
-    def forget(self) -> None:
-        """Hold no message but its line."""
-        self._fresh, self._fresh_bytes = [], 0
+        if self._places is None:
+            yield from self._messages[start:]
+            return
+        for offset, length in self._places[start:]:
+            self._file.seek(offset)
+            message: Message = orjson.loads(self._file.read(length))
+            yield message
 
     def close(self) -> None:
         """Free the file."""
         if self._file is not None:
             self._file.close()
+
+    def _move(self, messages: Iterable[Message]) -> None:
+        """Write the messages that still count into a new file."""
+        fresh, places, end = tempfile.TemporaryFile(), [], 0  # noqa: SIM115  # closed by close
+        for message in messages:
+            data = orjson.dumps(message)
+            places.append((end, fresh.write(data)))
+            end += len(data)
+        self.close()
+        self._file, self._places, self._end = fresh, places, end

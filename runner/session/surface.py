@@ -151,7 +151,11 @@ def _fixed(event: Event) -> int:
     results = tuple(
         (block["toolCallId"], block.get("isError")) for block in message["content"] if block["type"] == "tool-result"
     )
-    return hash(repr((event.turn, event.step, message.get("id"), message["source"].get("callId"), results)))
+    kept = event.turn, event.step, message.get("id"), message["source"].get("callId"), results
+    try:
+        return hash(kept)
+    except TypeError:  # a foreign log may hold lists where ours have text
+        return hash(repr(kept))
 
 
 def _broken(event: Event, what: str) -> LogError:

@@ -250,7 +250,7 @@ class Reading:
         span = self._surface.apply(event)
         self._structure.apply(event)
         if kind in BodyCheck.KINDS:
-            self._bodies.apply(event, line.data, span)
+            self._bodies.apply(event, len(line.data), span)
         elif isinstance(event, LogSeal):
             self._seal(event, line)
         elif isinstance(event, ArtifactWritten):

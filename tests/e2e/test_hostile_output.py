@@ -139,19 +139,19 @@ def test_a_patch_and_an_output_with_the_key_are_withheld(
     run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
 ) -> None:
     """TASK_FAILED, and why; the file stays in the workspace, where its owner can look at it."""
-    workspace = make_repo()
+    workspace = make_repo({"d/a.txt": ""})
     (workspace / "make.sh").write_text(
-        'k=sk-0123456789\nk="${k}abcdef"\nprintf %s "$k" > "$k.txt"\nprintf %s "$k" > o\n'
+        'k=sk-0123456789\nk="${k}abcdef"\nprintf %s "$k" > "d/$k.txt"\nprintf %s "$k" > d/o\n'
     )
     replies = [chat_reply(calls=[("c1", "shell", '{"command": "sh make.sh"}')]), chat_reply("done")]
     with ModelServer(replies) as server:
-        finished = _asked(server, run_nightshift, scripted_task, workspace, outputs={"files": ["o"]})
+        finished = _asked(server, run_nightshift, scripted_task, workspace, outputs={"files": ["d/o"]})
 
     assert finished.exit_code == 1, finished.stderr
     assert finished.result["code"] == "TASK_FAILED"
-    assert (workspace / f"{KEY}.txt").read_text() == KEY
+    assert (workspace / "d" / f"{KEY}.txt").read_text() == KEY
     assert not (finished.artifacts / "changes.patch").exists()
-    assert not (finished.artifacts / "files" / "o").exists()
+    assert not (finished.artifacts / "files" / "d" / "o").exists()
     said = (finished.artifacts / "summary.md").read_text()
     assert "changes.patch is withheld: the changes hold the secret" in said
     assert "it is withheld, since it holds the secret" in said
@@ -163,15 +163,15 @@ def test_a_signal_ends_a_run_with_100_mb_of_bytes_in_time(
     wait: float, run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
 ) -> None:
     """Whatever is being done with them, the log is sealed and the export written within 5 seconds."""
-    call = {"tool": "shell", "args": {"command": "head -c 100000000 /dev/urandom; touch ended"}}
-    workspace = make_repo()
+    call = {"tool": "shell", "args": {"command": "head -c 100000000 /dev/urandom; touch d/ended"}}
+    workspace = make_repo({"d/a.txt": ""})
     task = scripted_task(
         [{"text": "x", "calls": [call]}, {"text": "y", "calls": [{"tool": "shell", "args": {"command": "sleep 60"}}]}],
         profile={"limits": {"output_bytes": 1_000_000_000}},
     )
     running = run_nightshift.start("run", task, "--workspace", workspace)
     deadline = time.monotonic() + 30
-    while not (workspace / "ended").exists():
+    while not (workspace / "d" / "ended").exists():
         assert time.monotonic() < deadline, "the command never ended"
         assert running.process.poll() is None, running.finish().stderr
         time.sleep(0.02)

@@ -138,15 +138,19 @@ def test_a_file_tool_in_either_mode(
 ) -> None:
     """The same task under both: it writes, or the sandbox denies it in a result of its own, and the run goes on."""
     task = scripted_task(
-        [calls(("write_file", {"path": "new.txt", "content": "x"})), calls(("read_file", {"path": "README.md"})), DONE],
+        [
+            calls(("write_file", {"path": "src/new.txt", "content": "x"})),
+            calls(("read_file", {"path": "src/a.txt"})),
+            DONE,
+        ],
         profile={"permission_mode": mode},
     )
-    workspace = make_repo()
+    workspace = make_repo({"src/a.txt": "a\n"})
 
     finished = run_nightshift("run", task, "--workspace", workspace)
 
     assert finished.exit_code == 0, finished.stderr
     codes = [error_of(data) for data in finished.data_of("tool/result")]
     assert codes == ([None, None] if mode == "workspace-write" else ["SANDBOX_DENIED", None])
-    assert (workspace / "new.txt").exists() is (mode == "workspace-write")
+    assert (workspace / "src" / "new.txt").exists() is (mode == "workspace-write")
     assert_adds_up(finished, run_nightshift)

@@ -114,16 +114,16 @@ def test_a_replay_in_a_fresh_copy_of_the_base_is_identical(recorder: Recorder, g
 def test_paths_that_the_model_named_are_those_of_the_copy(recorder: Recorder) -> None:
     """Absolute paths in answers lead into the copy, and nowhere else."""
     place = recorder.workspace
-    write = {"path": f"{place}/made.txt", "content": "made\n"}
+    write = {"path": f"{place}/d/made.txt", "content": "made\n"}
     recorded = recorder.record(
         {
             "text": f"I look at {place}/calc.py.",
-            **shell(f"cat {place}/calc.py\n{place}/calc.py || echo > {place}/b.txt"),
+            **shell(f"cat {place}/calc.py\n{place}/calc.py || echo > {place}/d/b.txt"),
         },
         {"calls": [{"tool": "write_file", "args": write}, {"tool": "read_file", "args": {"path": write["path"]}}]},
         DONE,
     )
-    made = [recorder.workspace / name for name in ("made.txt", "b.txt")]
+    made = [recorder.workspace / "d" / name for name in ("made.txt", "b.txt")]
     for path in made:
         path.unlink()
 

@@ -263,18 +263,18 @@ def test_a_downloaded_folder_goes_on_from_base_and_patch(
     dirty: bool, run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo, tmp_path: Path
 ) -> None:
     """On another machine: ``changes.patch`` is applied to the recorded base in a fresh clone."""
-    workspace = make_repo({"a.txt": "start\n"})
+    workspace = make_repo({"a.txt": "start\n", "d/b.txt": ""})
     if dirty:
         (workspace / "mine.txt").write_text("not committed\n")
     failed = {"error": {"status": 401, "message": "no"}}
-    task = scripted_task([shell("echo one >> a.txt; echo n > new.txt"), failed, shell("cat a.txt new.txt"), DONE])
+    task = scripted_task([shell("echo one >> a.txt; echo n > d/new.txt"), failed, shell("cat a.txt d/new.txt"), DONE])
     ended = run_nightshift("run", task, "--workspace", workspace)
     assert ended.exit_code in (5, 7)
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(ended.artifacts, elsewhere / "artifacts")
     shutil.copytree(workspace, elsewhere / "clone")
     (elsewhere / "clone" / "a.txt").write_text("start\n")
-    (elsewhere / "clone" / "new.txt").unlink()
+    (elsewhere / "clone" / "d" / "new.txt").unlink()
 
     unknown = resumed(run_nightshift, elsewhere / "artifacts")
     finished = resumed(run_nightshift, elsewhere / "artifacts", task, "--workspace", elsewhere / "clone")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import struct
 import subprocess
 import sys
@@ -107,23 +107,37 @@ CASES: dict[str, tuple[Callable[[Path, Iterator[bytes]], None], Callable[[], Ite
 }
 
 
+# A process counts as its own what its parent had resident when it was started, so the parent is a small one.
+MEASURE = """
+import json, os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+try:
+    process.wait(50)
+except subprocess.TimeoutExpired:
+    process.kill()
+    process.wait()
+import resource
+print(json.dumps([process.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss]))
+"""
+
+
 def measure(run_nightshift: Nightshift, *arguments: str | Path) -> tuple[int, str, int]:
     """Run the installed command; exit code, stderr, most kilobytes it had resident."""
     folder = run_nightshift.directory / "measured"
     folder.mkdir(exist_ok=True)
     environment = {key: value for key, value in run_nightshift.environment().items() if not key.startswith("COV")}
-    with (folder / "err").open("wb") as errors:
-        process = subprocess.Popen(
-            [Path(sys.executable).with_name("nightshift"), *map(str, arguments)],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, (folder / "err").read_text(errors="replace"), usage.ru_maxrss
+    command = [Path(sys.executable).with_name("nightshift"), *arguments]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", MEASURE, *map(str, command)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=True,
+    )
+    code, resident = json.loads(done.stdout)
+    return code, done.stderr, resident
 
 
 @pytest.mark.parametrize("case", CASES)

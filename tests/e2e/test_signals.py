@@ -30,12 +30,12 @@ def test_a_second_signal_says_what_is_lost_and_removes_half_written_files(
     log_format: str, run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
 ) -> None:
     """One line names the log that is not sealed; it can still be read, and no file of ours is half there."""
-    workspace = make_repo()
-    call = {"tool": "shell", "args": {"command": "touch begun; sleep 60"}}
+    workspace = make_repo({"d/a.txt": ""})
+    call = {"tool": "shell", "args": {"command": "touch d/begun; sleep 60"}}
     running = run_nightshift.start(
         "run", scripted_task([{"calls": [call]}]), "--workspace", workspace, "--log-format", log_format
     )
-    wait_for(workspace / "begun", running)
+    wait_for(workspace / "d" / "begun", running)
     # A step's moment between writing and renaming is too short to be met.
     half = [running.artifacts / name for name in (".session.zip.new", "changes.patch.part")]
     theirs = running.artifacts / "files" / "theirs.part"
@@ -102,15 +102,15 @@ def test_the_private_folder_of_a_run_killed_long_ago_goes_with_a_later_run(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     environment = {"TMPDIR": str(temporary)}
-    workspaces = {name: make_repo(name=name) for name in ("killed", "alive", "later")}
-    sleeping = [{"calls": [{"tool": "shell", "args": {"command": "touch begun; sleep 60"}}]}]
+    workspaces = {name: make_repo({"d/a.txt": ""}, name=name) for name in ("killed", "alive", "later")}
+    sleeping = [{"calls": [{"tool": "shell", "args": {"command": "touch d/begun; sleep 60"}}]}]
     running = {}
     for name in ("killed", "alive"):
         task = scripted_task(sleeping, name=name)
         running[name] = run_nightshift.start(
             "run", task, "--workspace", workspaces[name], env=environment, measured=False
         )
-        wait_for(workspaces[name] / "begun", running[name])
+        wait_for(workspaces[name] / "d" / "begun", running[name])
     running["killed"].send_signal(signal.SIGKILL)
     running["killed"].finish()
     later = scripted_task([{"text": "Done."}])

@@ -8,9 +8,9 @@ import os
 import random
 import resource
 import shutil
-import subprocess
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,6 +22,9 @@ from runner.session.repair import closing_events
 from runner.session.store import open_session
 from runner.session.verify import verify_session
 from runner.testing.sessions import SAMPLE_ID, SampleSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "dsh"
 
@@ -50,7 +53,9 @@ def members(path: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_an_export_holds_the_log_its_files_and_its_subagents(artifacts: Path, tmp_path: Path) -> None:
+def test_an_export_holds_the_log_its_files_and_its_subagents(
+    artifacts: Path, tmp_path: Path, decoded_frames: Callable[[Path], bytes]
+) -> None:
     """Logs are decoded; the manifest comes last and lists every other member with size and digest."""
     written = export_zip(artifacts, tmp_path / "session.zip")
 
@@ -63,7 +68,7 @@ def test_an_export_holds_the_log_its_files_and_its_subagents(artifacts: Path, tm
         "subagents/child-1/spill/c.txt",
         "manifest.json",
     ]
-    decoded = subprocess.run(["zstd", "-dc", artifacts / LOG_NAME], check=True, capture_output=True).stdout
+    decoded = decoded_frames(artifacts / LOG_NAME)
     assert content["session.jsonl"] == decoded
     manifest = json.loads(content["manifest.json"])
     assert manifest == written.manifest

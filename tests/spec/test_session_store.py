@@ -59,9 +59,11 @@ def refused(path: Path) -> LogError:
     return caught.value
 
 
-def test_a_session_is_found_in_every_form(sample: Path, tmp_path: Path) -> None:
+def test_a_session_is_found_in_every_form(
+    sample: Path, tmp_path: Path, decoded_frames: Callable[[Path], bytes]
+) -> None:
     """A directory, its log, the decoded log, a renamed file: what a file is, its content says."""
-    decoded = subprocess.run(["zstd", "-dc", sample / "session.jsonl.zst"], check=True, capture_output=True).stdout
+    decoded = decoded_frames(sample / "session.jsonl.zst")
     (tmp_path / "plain.jsonl").write_bytes(decoded)
     (tmp_path / "misnamed.txt").write_bytes((sample / "session.jsonl.zst").read_bytes())
 
