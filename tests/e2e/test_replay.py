@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from conftest import Finished, MakeRepo, Nightshift, ScriptedTask
 
-FILES = {"calc.py": "def add(a, b):\n    return a - b\n", "README.md": "# Calc\n"}
+FILES = {"calc.py": "def add(a, b):\n    return a - b\n", "README.md": "# Calc\n", "d/a.txt": ""}
 DONE: dict[str, Any] = {"text": "Done."}
 SHOW: dict[str, Any] = {"tool": "shell", "args": {"command": "pwd; echo $TMPDIR $HOME; cat calc.py"}}
 NANOSECONDS: dict[str, Any] = {"tool": "shell", "args": {"command": "echo it took $(date +%N) ns"}}
