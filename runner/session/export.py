@@ -71,6 +71,8 @@ _OUTLINE = frozenset(
         Redaction,
     )
 )
+_BEGINNING = 5
+_BEGINNINGS = frozenset(kind[:_BEGINNING] for kind in _OUTLINE)
 
 
 class Export(NamedTuple):
@@ -342,7 +344,8 @@ class _Copy:
         for number, data in enumerate(lines, self.line + 1):
             if not data.startswith(_TYPE):
                 return False
-            if data[len(_TYPE) : data.find(b'"', len(_TYPE))] in _OUTLINE:
+            begins = data[len(_TYPE) : len(_TYPE) + _BEGINNING]
+            if begins in _BEGINNINGS and data[len(_TYPE) : data.find(b'"', len(_TYPE))] in _OUTLINE:
                 self.line, before = number, self.line
                 event = event_from_record(codec.decode_line(data))
                 self.line = before
