@@ -96,7 +96,7 @@ def test_a_replay_in_a_fresh_copy_of_the_base_is_identical(recorder: Recorder, g
     replayed = recorder.replay(recorded.artifacts)
 
     assert (
-        "identical: 4 steps, 7 results, 0 of 4 requests byte for byte (4 apart from paths and ids)" in replayed.stdout
+        "identical: 4 steps, 8 results, 0 of 4 requests byte for byte (4 apart from paths and ids)" in replayed.stdout
     )
     assert git(recorder.workspace, "diff") == before
     assert replayed.result["code"] == "COMPLETED"
