@@ -59,7 +59,7 @@ class RequestBody:
         self._messages = len(messages)
         whole = self._hash.copy()
         whole.update(self._dialect.close)
-        return Body(bytes(self._kept) + self._dialect.close, whole.hexdigest())
+        return Body(b"".join((self._kept, self._dialect.close)), whole.hexdigest())
 
 
 def whole_body(dialect: Dialect, header: RequestHeader, events: Sequence[Event]) -> Body:
