@@ -248,7 +248,7 @@ def _go_on(inbox: Inbox, past: Past, prompts: PromptBuilder, missing: Sequence[s
     cut_off = past.turn > 0 and not past.completed and not lost_prompts
     if cut_off or not inbox.queued_turns:
         inbox.first(prompts.resumed(notice))
-    else:
+    elif past.step:
         inbox.inject(prompts.resumed(notice))
 
 

@@ -22,6 +22,7 @@ from runner.errors import (
     ConfigError,
     ErrorCode,
     InternalError,
+    LogError,
     RunnerError,
     SandboxError,
     StorageError,
@@ -230,14 +231,19 @@ def resume_task(
         fold.apply(event)
 
     def accept() -> None:
+        _check_seed(header, past)
         changes.extend(_refuse_changes(begun, past, accept_changes=accept_changes))
 
     noted = read_record(default_root(environ), session_id)
-    with _State(begun, options, environ, resuming=True, old=None if noted is None else Path(noted.state)) as state:
+    # An id may be anybody's: a note that is about another directory is none about this one, and stays.
+    foreign = noted is not None and noted.artifacts != str(directory)
+    old = None if noted is None or foreign else Path(noted.state)
+    with _State(begun, options, environ, resuming=True, old=old) as state:
         wanted = spec.task.workspace
         log, dropped = SessionLog.reopen(directory, clock=_now_ms, fold=take, accept=accept)
-        state.note(session_id, directory, workspace=wanted.path, writable=spec.profile.sandbox.writable)
         with log, _taken_up(spec, past, state.path, directory) as workspace:
+            if not foreign:
+                state.note(session_id, directory, workspace=wanted.path, writable=spec.profile.sandbox.writable)
             log.observers += [past.apply, fold.apply]
             log.append_many(close(structure, next_seq=log.next_seq, time=past.time))
             log.observers.clear()
@@ -279,7 +285,8 @@ def recover_session(
     """
     from runner.session.repair import close
     from runner.workspace.isolation import take_up_workspace
-    from runner.workspace.records import read_record
+    from runner.workspace.records import read_record, remove_record
+    from runner.workspace.removal import remove_tree
 
     begun = _begin(spec, environ) if spec is not None else None
     header, past, structure, fold = _folds(directory, begun)
@@ -292,17 +299,22 @@ def recover_session(
         fold.apply(event)
         sealed = isinstance(event, ev.LogSeal)
 
-    log, _ = SessionLog.reopen(directory, clock=_now_ms, fold=take)
+    log, _ = SessionLog.reopen(directory, clock=_now_ms, fold=take, accept=lambda: _check_seed(header, past))
     with log:
         over = past.ended is not None and sealed
+        noted = read_record(default_root(environ), header["id"])
+        if noted is not None and noted.artifacts != str(directory):
+            noted = None
         if over and (directory / "result.json").is_file():
+            if noted is not None and past.ended is not None and past.ended.code == ErrorCode.COMPLETED.name:
+                remove_record(default_root(environ), noted.session)
+                remove_tree(Path(noted.state))
             return None
         log.observers += [past.apply, fold.apply]
         log.append_many(close(structure, next_seq=log.next_seq, time=past.time))
         log.observers.clear()
         if not over:
             _remove_results(directory)
-        noted = read_record(default_root(environ), header["id"])
         state = None if noted is None else Path(noted.state)
         workspace = None
         if spec is not None and state is not None:
@@ -478,6 +490,17 @@ def _folds(directory: Path, begun: _Begun | None) -> tuple[JsonObject, Past, Str
     return header, past, Structure(), RunFold(header, prices=prices)
 
 
+def _check_seed(header: JsonObject, past: Past) -> None:
+    """Refuse a fork whose header is wrong about what was taken over.
+
+    Raises:
+        LogError: LOG_INVALID.
+    """
+    length = header.get("seedLength")
+    if past.seed_end != (None if length is None else length - 1):
+        raise LogError("the header's seedLength is not where the log has its session/end-seed")
+
+
 def _refuse_changes(begun: _Begun, past: Past, *, accept_changes: bool) -> list[str]:
     """The keys of the configuration that changed since the session began.
 
@@ -493,6 +516,11 @@ def _refuse_changes(begun: _Begun, past: Past, *, accept_changes: bool) -> list[
     changes = differing_keys(past.start.config, begun.redactor.value(begun.spec.config)[0])
     if past.start.trust != begun.spec.trust.value:
         changes.append("trust")
+    kept = [key for key in changes if key in ("task.prompt", "task.turns")]
+    if kept:
+        raise ConfigError(
+            f"{' and '.join(kept)} changed, and a session keeps its prompts", hint="put it back, or run a new task"
+        )
     if changes and not accept_changes:
         raise ConfigError(
             "the configuration is not the one that the session began with",
@@ -508,8 +536,6 @@ def _taken_up(spec: RunSpec, past: Past, state: Path, directory: Path) -> Worksp
     Raises:
         ConfigError: CONFIG_INVALID, it cannot be had.
     """
-    import hashlib
-
     from runner.artifacts.patch import PATCH_NAME
     from runner.workspace.isolation import restore_workspace, take_up_workspace
     from runner.workspace.snapshot import Base
@@ -519,21 +545,37 @@ def _taken_up(spec: RunSpec, past: Past, state: Path, directory: Path) -> Worksp
     if found is not None:
         return found
     assert past.start is not None
-    patch, written = directory / PATCH_NAME, past.written.get(PATCH_NAME)
-    if written is not None:
-        try:
-            same = hashlib.sha256(patch.read_bytes()).hexdigest() == written.sha256
-        except OSError as error:
-            raise ConfigError(f"{patch} cannot be read: {error.strerror}", hint="bring the whole folder") from error
-        if not same:
-            raise ConfigError(f"{patch} is not as the session wrote it", hint="bring the folder as it was published")
+    written = past.written.get(PATCH_NAME)
+    patch = None if written is None or not written.bytes else _own_patch(directory / PATCH_NAME, written, state)
     return restore_workspace(
-        wanted.path,
-        state=state,
-        isolation=wanted.isolation,
-        base=Base(**past.start.base),
-        patch=patch if written is not None and written.bytes else None,
+        wanted.path, state=state, isolation=wanted.isolation, base=Base(**past.start.base), patch=patch
     )
+
+
+def _own_patch(path: Path, written: ev.ArtifactWritten, state: Path) -> Path:
+    """A copy of the patch that the session wrote, in the state directory; the folder it lies in may be anybody's.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, it is no regular file, or not as it was written.
+    """
+    import hashlib
+    import stat
+
+    copy, digest, left = state / "resumed.patch", hashlib.sha256(), written.bytes
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as source, copy.open("wb") as target:
+            status = os.fstat(descriptor)
+            same = stat.S_ISREG(status.st_mode) and status.st_size == written.bytes
+            while same and left > 0 and (data := source.read(min(left, 1 << 20))):
+                digest.update(data)
+                target.write(data)
+                left -= len(data)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="bring the whole folder") from error
+    if not same or digest.hexdigest() != written.sha256:
+        raise ConfigError(f"{path} is not as the session wrote it", hint="bring the folder as it was published")
+    return copy
 
 
 def _remove_results(directory: Path) -> None:
@@ -767,10 +809,12 @@ def _workspace_since(run: _Run) -> str:
     from runner.artifacts.patch import PATCH_NAME
 
     before = run.past.written.get(PATCH_NAME)
+    target = run.state / "resumed.patch"
+    now = _make_patch(run, target)
+    if before is None and now is None:
+        return "The workspace is what the session began with: nothing that earlier calls may have written is in it."
     if before is None:
         return "What its last step did to the workspace is not known, nor whether others changed it since."
-    target = run.state / "resumed.patch"
-    _make_patch(run, target)
     if hashlib.sha256(target.read_bytes()).hexdigest() == before.sha256:
         return "The workspace is as it was then."
     return "The workspace was changed since by somebody else."

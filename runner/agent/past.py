@@ -42,6 +42,7 @@ class Past:
         start: The last ``run/start``, None for a log without.
         ended: The last ``run/end``, None if nothing but artifacts and seals may follow it.
         forked: Whether all of it was taken over from another session.
+        seed_end: Seq of the last ``session/end-seed``, None without.
         seal: Digest of the last seal.
         written: The artifacts that the last part of the run wrote, by path.
         answered: Requests that got an answer, or a failure that the run went on behind.
@@ -61,6 +62,7 @@ class Past:
         self.start: ev.RunStart | None = None
         self.ended: ev.RunEnd | None = None
         self.forked = False
+        self.seed_end: int | None = None
         self.seal: str | None = None
         self.written: dict[str, ev.ArtifactWritten] = {}
         self.answered = 0
@@ -72,6 +74,7 @@ class Past:
         self._milliseconds = 0
         self._first_time: int | None = None
         self._last_time = 0
+        self._end_time = 0
         self._claimed: dict[str, tuple[Target, Message]] = {}
         self._rules: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.RunStart: self._run_start,
@@ -96,7 +99,10 @@ class Past:
     @property
     def used(self) -> dict[str, float]:
         """What this session used of each limit, in the units of ``Limits``."""
-        return {**self._used, "wall": (self._milliseconds + self._span()) / 1000}
+        # The turn that was cut off goes on in the next one, which counts.
+        cut = 1 if self.turn and not self.completed and self._used["turns"] else 0
+        wall = (self._milliseconds + self._span()) / 1000
+        return {**self._used, "turns": self._used["turns"] - cut, "wall": wall}
 
     @property
     def lost(self) -> list[tuple[Target, Message]]:
@@ -106,7 +112,7 @@ class Past:
     @property
     def time(self) -> int:
         """Epoch milliseconds of the last event, 0 without."""
-        return self._last_time
+        return self._end_time
 
     def apply(self, event: ev.Event) -> None:
         """Take one event into account."""
@@ -115,6 +121,10 @@ class Past:
             rule(event)
         if event.SURFACE:
             self._enter(event)
+        self._end_time = event.time
+        # What publishes a run is no work of the agent, and may have been written long after by recover.
+        if isinstance(event, (ev.RunEnd, ev.ArtifactWritten, ev.LogSeal, ev.SessionEndSeed)):
+            return
         if self._first_time is None and event.seq >= self._seed:
             self._first_time = event.time
         self._last_time = event.time
@@ -138,7 +148,8 @@ class Past:
         self.forked = False
         self.written.clear()
 
-    def _end_seed(self, _: ev.SessionEndSeed) -> None:
+    def _end_seed(self, event: ev.SessionEndSeed) -> None:
+        self.seed_end = event.seq
         self.ended = None
         self.forked = True
         self.written.clear()

@@ -101,6 +101,7 @@ class FactsFold:
         header = header or {}
         self.facts = Facts(session_id=header.get("id"), started_at=header.get("createdAt"), workspace=header.get("cwd"))
         self._spans = 0
+        self._cut = False
         self._span_start = self.facts.started_at
         self._last: int | None = self.facts.started_at
         self._calls: dict[tuple[int, int, str], str] = {}
@@ -121,6 +122,7 @@ class FactsFold:
             ev.LlmRetryStarted: self._retry,
             ev.ArtifactWritten: self._artifact,
             ev.SessionEndSeed: self._end_seed,
+            ev.TurnEnd: self._turn_end,
         }
 
     def apply(self, event: ev.Event) -> None:
@@ -128,11 +130,12 @@ class FactsFold:
         if event.time >= 0:
             if isinstance(event, ev.RunResume) and self._last is not None and self._span_start is not None:
                 self._spans += self._last - self._span_start
-                self._span_start = event.time
-            self._last = event.time
+                self._span_start, self._cut = event.time, False
+            if not self._cut:
+                self._last = event.time
             if self._span_start is None:
                 self._span_start = event.time
-            self.facts.duration_ms = round(self._spans + self._last - self._span_start)
+            self.facts.duration_ms = round(self._spans + (self._last or 0) - self._span_start)
         rule = self._by_type.get(type(event))
         if rule is not None:
             rule(event)
@@ -144,6 +147,10 @@ class FactsFold:
         task = event.config.get("task")
         if isinstance(task, dict) and isinstance(task.get("name"), str):
             facts.task = task["name"]
+
+    def _turn_end(self, event: ev.TurnEnd) -> None:
+        # Repair closes what a kill cut off, and what follows may have been written long after.
+        self._cut = event.reason.get("kind") == "interrupted"
 
     def _run_resume(self, _: ev.RunResume) -> None:
         self.facts.resumes += 1

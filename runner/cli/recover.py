@@ -35,7 +35,7 @@ def command(session: str, *, as_json: bool) -> None:
     from runner.signals import CancelOnSignal
 
     directory, header = session_directory(session)
-    spec = _spec(directory, header)
+    spec, note = _spec(directory, header)
     harden_self()
     cancellation = Cancellation()
     with CancelOnSignal(cancellation, say=say):
@@ -43,6 +43,8 @@ def command(session: str, *, as_json: bool) -> None:
     if finished is None:
         put_json(json.dumps({"recovered": False})) if as_json else put("nothing to recover: the session is whole")
         return
+    if note:
+        say(f"note: {note}, so there is no patch and no declared output")
     result = finished.result
     if as_json:
         put_json(json.dumps(result, indent=2, ensure_ascii=False))
@@ -52,18 +54,16 @@ def command(session: str, *, as_json: bool) -> None:
     say(f"report: {finished.directory / 'summary.md'}")
 
 
-def _spec(directory: Path, header: JsonObject) -> RunSpec | None:
-    """The configuration of the run as it was started on this machine; None where it is not known."""
+def _spec(directory: Path, header: JsonObject) -> tuple[RunSpec | None, str]:
+    """The configuration of the run as it was started on this machine; where it is not known None, and why."""
     from runner.cli.options import load_command
     from runner.session.store import default_root
     from runner.workspace.records import read_record
 
     noted = read_record(default_root(os.environ), header["id"])
     if noted is None or noted.artifacts != str(directory):
-        say("note: nothing is known here of how the run was started, so there is no patch and no declared output")
-        return None
+        return None, "nothing is known here of how the run was started"
     try:
-        return load_command(noted.command, check_credentials=True)
+        return load_command(noted.command, check_credentials=True), ""
     except ConfigError as error:
-        say(f"note: the run's configuration cannot be loaded, so there is no patch and no declared output: {error}")
-        return None
+        return None, f"the run's configuration cannot be loaded ({error.message})"

@@ -10,7 +10,7 @@ import click
 from runner.cli.options import load_command, read_options, run_options
 from runner.cli.output import say
 from runner.cli.run import carry_out, check_classes, output_options
-from runner.errors import ConfigError
+from runner.errors import ConfigError, ErrorCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,6 +72,7 @@ def _command(directory: Path, session: str, given: JsonObject) -> JsonObject:
         return given
     noted = read_record(default_root(os.environ), session)
     if noted is None or noted.artifacts != str(directory):
+        _refuse_completed(directory)
         raise ConfigError(
             f"nothing is known here of how the session {session} was started",
             hint="name the task, with the options of its run: nightshift resume SESSION TASK.yaml --profile P",
@@ -79,3 +80,19 @@ def _command(directory: Path, session: str, given: JsonObject) -> JsonObject:
     more = {key: given[key] for key in ("profile", "workspace", "trust") if given[key] is not None}
     lists = {key: [*noted.command[key], *given[key]] for key in ("sets", "inputs")}
     return {**noted.command, **more, **lists}
+
+
+def _refuse_completed(directory: Path) -> None:
+    """Say that a session completed, before its task is asked for in vain.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, the last run of the session completed.
+    """
+    from runner.session.events import RunEnd
+    from runner.session.store import open_session
+
+    last = None
+    for event in open_session(str(directory)).events():
+        last = event if isinstance(event, RunEnd) else last
+    if last is not None and last.code == ErrorCode.COMPLETED.name:
+        raise ConfigError("the session completed, so there is nothing to go on with", hint="run a new task")

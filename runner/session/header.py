@@ -5,6 +5,7 @@ Invariants: ``version`` is 0; with ``writer.chain`` the log is ours and its seal
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from runner import __version__
@@ -19,6 +20,9 @@ LOG_NAME = "session.jsonl.zst"
 
 CHAIN = "sha256"
 """The only chain there is: seals with SHA-256 over the decoded bytes."""
+
+SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""What an id of ours looks like: it names folders and files, so it can lead nowhere."""
 
 _ORDER = ("id", "createdAt", "cwd", "parentSession", "seedLength", "origin", "delegationDepth")
 
@@ -65,6 +69,8 @@ def check_header(record: JsonObject) -> None:
             raise LogError(f"the header's {name} is no text")
     if writer is None:
         return
+    if not SESSION_ID.fullmatch(record["id"]):
+        raise LogError("the header's id is not one of ours: letters, digits, dots, dashes, at most 128")
     if not isinstance(writer, dict) or writer.get("chain") != CHAIN:
         raise LogError("the header's writer has no chain this version knows")
     if type(writer.get("format")) is not int or writer["format"] > LOG_FORMAT_VERSION:

@@ -542,7 +542,7 @@ class SessionLog:
             lines = codec.Lines(chunks)
             for line in lines:
                 try:
-                    self._take_line(codec.decode_line(line), first=lines.number == 1, fold=fold)
+                    self._take_line(line, first=lines.number == 1, fold=fold)
                 except LogError as error:
                     raise LogError(f"{self.path}: line {lines.number}: {error.message}", code=error.code) from error
                 self._put(line + b"\n")
@@ -554,13 +554,18 @@ class SessionLog:
         self._flush()
         return codec.torn_note(lines, chunks)
 
-    def _take_line(self, record: JsonObject, *, first: bool, fold: Callable[[Event], None]) -> None:
+    def _take_line(self, line: bytes, *, first: bool, fold: Callable[[Event], None]) -> None:
+        record = codec.decode_line(line)
         if first:
             check_header(record)
             if not is_chained(record):
                 raise LogError("only a log of nightshift can be taken up again")
             return
         for event in codec.events_of(record, first=self._next_seq):
+            if isinstance(event, LogSeal):
+                fitting = LogSeal(lines=0, sha256="", seq=event.seq, time=event.time)
+                if line + b"\n" != self._seal_line(fitting):
+                    raise LogError("the seal does not fit: a line before it is not as it was written")
             self._surface.apply(event)
             self._next_seq += 1
             fold(event)

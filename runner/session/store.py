@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from runner.errors import ConfigError, LogError
 from runner.session import codec
-from runner.session.header import LOG_NAME, check_header, is_chained
+from runner.session.header import LOG_NAME, SESSION_ID, check_header, is_chained
 from runner.session.surface import check_message
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ MANIFEST_NAME = "manifest.json"
 EXPORTED_LOG = "session.jsonl"
 
 _LOG_NAMES = (LOG_NAME, "session.jsonl.zstd", EXPORTED_LOG)
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 _ZIP_MAGIC = b"PK\x03\x04"
 _EMPTY_ZIP_MAGIC = b"PK\x05\x06"
@@ -286,7 +285,7 @@ def open_session(reference: str, *, environ: Mapping[str, str] | None = None) ->
     path = Path(reference)
     if not os.path.lexists(reference):
         root = default_root(os.environ if environ is None else environ)
-        if not _ID.fullmatch(reference) or not os.path.isdir(root / reference):  # noqa: PTH112  # never raises
+        if not SESSION_ID.fullmatch(reference) or not os.path.isdir(root / reference):  # noqa: PTH112  # never raises
             raise ConfigError(
                 f"there is no session {reference!r}: neither a path nor an id under {root}",
                 hint="name an artifacts directory, a .jsonl, a .jsonl.zst or .zstd, or an exported ZIP",

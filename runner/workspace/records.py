@@ -10,20 +10,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.errors import StorageError
+from runner.errors import InternalError, StorageError
 from runner.record import record
+from runner.session.header import SESSION_ID
 from runner.workspace.leftovers import KEEP_SECONDS
 
 if TYPE_CHECKING:
     from runner.messages import JsonObject
 
 _FOLDER = ".runs"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @record
@@ -53,7 +52,7 @@ def write_record(root: Path, noted: RunRecord) -> None:
     Raises:
         StorageError: STORAGE_FAILED, it cannot be written.
     """
-    path = root / _FOLDER / f"{noted.session}.json"
+    path = _path(root, noted.session)
     value = {"version": 1, "artifacts": noted.artifacts, "state": noted.state, "command": noted.command}
     fresh = path.with_suffix(".new")
     try:
@@ -71,12 +70,18 @@ def write_record(root: Path, noted: RunRecord) -> None:
 def remove_record(root: Path, session: str) -> None:
     """The run has ended by itself, so nobody needs its record."""
     with contextlib.suppress(OSError):
-        (root / _FOLDER / f"{session}.json").unlink()
+        _path(root, session).unlink()
 
 
 def read_record(root: Path, session: str) -> RunRecord | None:
     """The record of a session, None if there is none that can be read."""
-    return _read(root / _FOLDER / f"{session}.json") if _NAME.fullmatch(session) else None
+    return _read(_path(root, session)) if SESSION_ID.fullmatch(session) else None
+
+
+def _path(root: Path, session: str) -> Path:
+    if not SESSION_ID.fullmatch(session):
+        raise InternalError(f"{session[:200]!r} is no id of a session")
+    return root / _FOLDER / f"{session}.json"
 
 
 def _read(path: Path) -> RunRecord | None:

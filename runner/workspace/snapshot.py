@@ -378,8 +378,12 @@ def apply_patch(snapshot: Snapshot, patch: Path) -> None:
     Raises:
         ConfigError: CONFIG_INVALID, it does not apply; nothing was changed.
     """
-    if patch.stat().st_size:
+    try:
         _on(snapshot, ["apply", "--whitespace=nowarn", str(patch)])
+    except ConfigError as error:
+        raise ConfigError(
+            f"{patch.name} cannot be applied to {snapshot.work_tree}: {error.message}", hint="bring the session's own"
+        ) from None
 
 
 def rebased(snapshot: Snapshot, base: Base, patch: Path | None) -> Snapshot | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import random
 import shutil
 import signal
@@ -10,8 +12,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zstandard
 
+from runner.session import codec
 from runner.session.repair import OUTCOME_UNKNOWN
+from runner.session.store import open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -391,6 +396,118 @@ def test_a_session_that_calls_itself_another_is_not_believed(
     assert recovered.exit_code == 0
     assert recovered.result["patch"] is None
     assert not (copy / "changes.patch").exists()
+
+
+def rewritten(artifacts: Path, old: bytes, new: bytes, *, seals: bool = True) -> None:
+    """Change a log by somebody who can, and with ``seals`` makes its seals anew."""
+    lines = [line + b"\n" for line in open_session(str(artifacts)).raw_lines()]
+    changed, digest = [], hashlib.sha256()
+    for number, line in enumerate(lines):
+        data = line.replace(old, new)
+        if seals and data.startswith(b'{"type":"log/seal"'):
+            event = json.loads(data)
+            start = codec.seal_start(seq=event["seq"], time=event["time"], lines=number)
+            sealed = digest.copy()
+            sealed.update(start)
+            data = start + sealed.hexdigest().encode() + codec.SEAL_END
+        digest.update(data)
+        changed.append(data)
+    (artifacts / "session.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(b"".join(changed)))
+
+
+@pytest.mark.parametrize("identity", ["../../../../victim", "/tmp/victim", "a\\nb", "x" * 200])
+def test_an_id_that_leads_elsewhere_is_refused(
+    identity: str, run_nightshift: Nightshift, killed: Path, tmp_path: Path
+) -> None:
+    """LOG_INVALID before anything is written or removed, also where all seals fit."""
+    victim = tmp_path / "victim.json"
+    victim.write_text("mine")
+    own = json.loads(next(open_session(str(killed)).raw_lines()))["id"]
+    rewritten(killed, own.encode(), identity.replace("/tmp", str(tmp_path)).encode())
+
+    task = killed.parent.parent / "tasks" / "task" / "task.task.yaml"
+    for refused in (run_nightshift("resume", killed, task), run_nightshift("recover", killed)):
+        assert refused.exit_code == 13, refused.stderr
+        assert "id is not one of ours" in refused.stderr
+    assert victim.read_text() == "mine"
+
+
+def test_a_history_that_was_changed_is_not_gone_on_with(run_nightshift: Nightshift, killed: Path) -> None:
+    """The seals are checked before the first request; nothing is written."""
+    rewritten(killed, b"echo one", b"echo two", seals=False)
+    log = (killed / "session.jsonl.zst").read_bytes()
+
+    for command in ("resume", "recover"):
+        refused = run_nightshift(command, killed)
+        assert refused.exit_code == 13, refused.stderr
+        assert "the seal does not fit" in refused.stderr
+    assert sorted(path.name for path in killed.iterdir()) == ["session.jsonl.zst"]
+    assert (killed / "session.jsonl.zst").read_bytes() == log
+
+
+def test_a_refused_resume_changes_nothing(
+    run_nightshift: Nightshift, killed: Path, make_repo: MakeRepo, tmp_path: Path
+) -> None:
+    """Neither a wrong workspace nor a copy of the folder takes the session's note or its workspace away."""
+    task = killed.parent.parent / "tasks" / "task" / "task.task.yaml"
+    other = make_repo({"b.txt": ""}, name="other")
+    copy = tmp_path / "copy"
+    shutil.copytree(killed, copy)
+
+    assert resumed(run_nightshift, killed, "--workspace", other).exit_code == 2
+    assert resumed(run_nightshift, copy, task, "--workspace", other).exit_code == 2
+    finished = resumed(run_nightshift, killed)
+
+    assert finished.exit_code == 0, finished.stderr
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_patch_that_is_no_file_is_refused_at_once(
+    kind: str, run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
+) -> None:
+    """A folder may be anybody's: nothing is waited for, no link is followed."""
+    workspace = make_repo({"a.txt": "start\n"})
+    task = scripted_task(
+        [shell("echo one >> a.txt"), {"error": {"status": 401, "message": "no"}}, DONE],
+        task={"workspace": {"path": str(workspace)}},
+    )
+    ended = run_nightshift("run", task)
+    patch = ended.artifacts / "changes.patch"
+    patch.unlink()
+    if kind == "pipe":
+        os.mkfifo(patch)
+    else:
+        patch.symlink_to("/dev/zero")
+
+    refused = resumed(run_nightshift, ended.artifacts, task, timeout=20)
+
+    assert refused.exit_code == 2, refused.stderr
+    assert "changes.patch" in refused.stderr
+
+
+def test_a_session_keeps_its_prompts(run_nightshift: Nightshift, killed: Path) -> None:
+    """Another prompt is another task, accepted or not."""
+    task = killed.parent.parent / "tasks" / "task" / "task.task.yaml"
+    task.write_text(task.read_text().replace("Do the work.", "Do something else."))
+
+    refused = resumed(run_nightshift, killed, "--accept-config-change")
+
+    assert refused.exit_code == 2
+    assert "task.prompt changed, and a session keeps its prompts" in refused.stderr
+
+
+def test_a_killed_session_on_another_machine_is_told_that_its_work_is_gone(
+    run_nightshift: Nightshift, killed: Path, make_repo: MakeRepo, tmp_path: Path
+) -> None:
+    """Without a patch there is only the base; the model must not believe its own history."""
+    copy = tmp_path / "copy"
+    shutil.copytree(killed, copy)
+    task = killed.parent.parent / "tasks" / "task" / "task.task.yaml"
+
+    finished = resumed(run_nightshift, copy, task, "--workspace", make_repo({"a.txt": "start\n"}, name="clone"))
+
+    assert finished.exit_code == 0, finished.stderr
+    assert "nothing that earlier calls may have written is in it" in told(finished)[0]
 
 
 def kill_and_go_on(

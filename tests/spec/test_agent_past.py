@@ -107,7 +107,7 @@ def test_what_the_parent_of_a_fork_used_does_not_count() -> None:
     session.answer({"inputTokens": 5, "outputTokens": 5})
     session.add(ev.TurnEnd(turn=1, reason={"kind": "completed"}), ev.SessionEndSeed(), ev.TurnStart(turn=2))
 
-    assert session.past.used == {"turns": 1, "steps": 0, "tokens": 0, "cost": 0, "output_bytes": 0, "wall": 0}
+    assert session.past.used == {"turns": 0, "steps": 0, "tokens": 0, "cost": 0, "output_bytes": 0, "wall": 0}
     assert session.past.forked
     assert session.past.turn == 2
 
@@ -154,3 +154,30 @@ def test_requests_without_an_answer_are_asked_again() -> None:
     session.add(ev.TurnEnd(turn=1, reason={"kind": "error", "error": {}}))
 
     assert session.past.answered == 2
+
+
+def test_a_turn_that_was_cut_off_is_counted_by_the_one_that_goes_on_with_it() -> None:
+    """Kills use up no turns."""
+    session = Session()
+    session.add(ev.TurnStart(turn=1), ev.TurnEnd(turn=1, reason={"kind": "completed"}), ev.TurnStart(turn=2))
+
+    assert session.past.used["turns"] == 1
+    session.add(ev.TurnEnd(turn=2, reason={"kind": "interrupted"}))
+    assert session.past.used["turns"] == 1
+
+
+def test_what_a_recovery_writes_long_after_is_no_work() -> None:
+    """The night between kill and recover does not count either."""
+    session = Session()
+    session.add(ev.TurnStart(turn=1), ev.TurnEnd(turn=1, reason={"kind": "interrupted"}))
+    later: dict[str, Any] = {"seq": 2, "time": 90_000_000}
+    session.past.apply(ev.ArtifactWritten(name="a", path="a", bytes=1, sha256="0", **later))
+    session.past.apply(
+        ev.RunEnd(
+            outcome="failed", code="INTERNAL", failure_class=None, exit_code=70, error=None, turns=1, steps=0, **later
+        )
+    )
+    session.past.apply(ev.LogSeal(lines=3, sha256="0", **later))
+
+    assert session.past.used["wall"] == 1
+    assert session.past.time == 90_000_000

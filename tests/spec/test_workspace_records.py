@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runner.errors import StorageError
+from runner.errors import InternalError, StorageError
 from runner.workspace.records import RunRecord, prune_records, read_record, remove_record, write_record
 
 if TYPE_CHECKING:
@@ -47,12 +47,18 @@ def test_what_is_no_record_is_none(tmp_path: Path, content: bytes) -> None:
     assert read_record(tmp_path, "session-1") is None
 
 
-@pytest.mark.parametrize("session", ["../session-1", "", ".", "a/b", "-x", "x" * 200])
+@pytest.mark.parametrize("session", ["../session-1", "", ".", "a/b", "-x", "x" * 200, "/etc/x", "a\nb"])
 def test_a_session_cannot_name_another_file(tmp_path: Path, session: str) -> None:
     """An id is data of a log."""
-    (tmp_path / "session-1.json").write_text(json.dumps({"artifacts": "a", "state": "s", "command": {}}))
+    content = json.dumps({"artifacts": "a", "state": "s", "command": {}})
+    (tmp_path / "session-1.json").write_text(content)
 
     assert read_record(tmp_path, session) is None
+    with pytest.raises(InternalError):
+        write_record(tmp_path, RunRecord(session, "a", "s", {}))
+    with pytest.raises(InternalError):
+        remove_record(tmp_path, session)
+    assert (tmp_path / "session-1.json").read_text() == content
 
 
 def test_a_link_is_no_record(tmp_path: Path) -> None:
