@@ -135,5 +135,5 @@ class CancelOnSignal:
         log = None
         with contextlib.suppress(OSError):
             log = _clear_up()
-        what = "no result was written" if log is None else f"the log is not sealed: {log}"
+        what = "no result was written" if log is None else f"the log may not be sealed: {log}"
         self._say(f"ended at once by a second signal, {name}: {what}")

@@ -29,7 +29,7 @@ def wait_for(path: Path, running: Running) -> None:
 def test_a_second_signal_says_what_is_lost_and_removes_half_written_files(
     log_format: str, run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
 ) -> None:
-    """One line names the log that is not sealed; it can still be read, and no file of ours is half there."""
+    """One line names the log that may not be sealed; it can still be read, and no file of ours is half there."""
     workspace = make_repo({"d/a.txt": ""})
     call = {"tool": "shell", "args": {"command": "touch d/begun; sleep 60"}}
     running = run_nightshift.start(
@@ -52,10 +52,9 @@ def test_a_second_signal_says_what_is_lost_and_removes_half_written_files(
     (line,) = finished.stderr.splitlines()
     said = json.loads(line)["event"] if log_format == "json" else line
     log = running.artifacts / "session.jsonl.zst"
-    assert said == f"ended at once by a second signal, {second}: the log is not sealed: {log}"
+    assert said == f"ended at once by a second signal, {second}: the log may not be sealed: {log}"
     assert [path for path in half if path.exists()] == []
     assert theirs.exists()
-    assert not (running.artifacts / "result.json").exists()
     assert run_nightshift("session", "show", running.artifacts).exit_code == 0
 
 
