@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 from runner import __version__, diagnostics
 from runner.errors import (
     SIGNAL_EXIT_CODES,
-    ConfigError,
     ErrorCode,
     InternalError,
-    LogError,
     RunnerError,
     SandboxError,
     StorageError,
@@ -51,15 +49,7 @@ if TYPE_CHECKING:
     from runner.providers.base import Provider
     from runner.sandbox.base import Backend
     from runner.sandbox.executor import Executor
-    from runner.session.structure import Structure
     from runner.workspace.isolation import Workspace
-
-_KILLED = Cause(
-    ErrorCode.INTERNAL,
-    "the runner was killed or crashed before the run had ended",
-    "go on with it: nightshift resume SESSION; or run the task again",
-)
-"""Why a run that was recovered has ended."""
 
 FINISH_SECONDS = 60.0
 """Most time for the patch of a run that ended by itself."""
@@ -100,7 +90,7 @@ class FinishedRun:
 
 
 @record
-class _Resumed:
+class Resumed:
     """What is different about a run that goes on: keys of the configuration that changed, and what was dropped."""
 
     changes: tuple[str, ...]
@@ -108,7 +98,7 @@ class _Resumed:
 
 
 @mutable_record
-class _Run:
+class Run:
     """What the parts of one run share."""
 
     spec: RunSpec
@@ -124,7 +114,7 @@ class _Run:
     log: SessionLog
     fold: RunFold
     past: Past
-    resumed: _Resumed | None = None
+    resumed: Resumed | None = None
     ended: bool = False
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
     backend: Backend | None = None
@@ -135,7 +125,8 @@ class _Run:
     causes: list[Cause] = field(default_factory=list)
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
+    """Epoch milliseconds."""
     return time.time_ns() // 1_000_000
 
 
@@ -162,19 +153,19 @@ def run_task(
     from runner.config.directories import check_artifacts_dir, prepare_artifacts_dir
     from runner.workspace.isolation import prepare_workspace
 
-    begun = _begin(spec, environ)
+    begun = begin(spec, environ)
     session_id = f"session-{uuid.uuid4()}"
     wanted, writable = spec.task.workspace, spec.profile.sandbox.writable
     directory = (options.artifacts or default_root(environ) / session_id).absolute()
     check_artifacts_dir(directory, wanted.path, writable)
-    with _State(begun, options, environ) as state:
+    with State(begun, options, environ) as state:
         state.note(session_id, directory, workspace=wanted.path, writable=writable)
         with prepare_workspace(
             wanted.path, state=state.path, isolation=wanted.isolation, base=wanted.base, dirty=wanted.dirty
         ) as workspace:
-            header = {"id": session_id, "createdAt": _now_ms(), "cwd": workspace.path, "delegationDepth": 0}
+            header = {"id": session_id, "createdAt": now_ms(), "cwd": workspace.path, "delegationDepth": 0}
             directory = prepare_artifacts_dir(directory, workspace=workspace.path, writable=writable)
-            with SessionLog.create(directory, header=header, clock=_now_ms) as log:
+            with SessionLog.create(directory, header=header, clock=now_ms) as log:
                 run = begun.run(
                     options,
                     environ=environ,
@@ -187,193 +178,11 @@ def run_task(
                     header=header,
                     past=Past(),
                 )
-                return state.finish(run, _run_in_log(run, begun.provider))
-
-
-def resume_task(
-    spec: RunSpec,
-    directory: Path,
-    options: RunOptions,
-    *,
-    environ: Mapping[str, str],
-    cancellation: Cancellation,
-    accept_changes: bool = False,
-) -> FinishedRun:
-    """Go on with the session of an artifacts directory whose run was killed, or ended without success.
-
-    The session's own events are closed and kept, its used limits count, its workspace is taken up as it is, or
-    made again from the recorded base and ``changes.patch``.
-
-    Args:
-        spec: The configuration, loaded anew; it must be the one that the session began with.
-        directory: The artifacts directory.
-        options: As for ``run_task``; ``artifacts`` is not looked at.
-        environ: Environment variables of the process.
-        cancellation: Goes up on a signal.
-        accept_changes: Go on although the configuration changed; the log says in which keys.
-
-    Raises:
-        RunnerError: As for ``run_task``. CONFIG_INVALID: the configuration changed (named by key), the run
-            completed, the workspace is not the session's. The log is as it was.
-    """
-    from runner.providers.registry import skip_answered
-    from runner.session.repair import close
-    from runner.workspace.records import read_record
-
-    begun = _begin(spec, environ)
-    header, past, structure, fold = _folds(directory, begun)
-    session_id = header["id"]
-    changes: list[str] = []
-
-    def take(event: ev.Event) -> None:
-        past.apply(event)
-        structure.apply(event)
-        fold.apply(event)
-
-    def accept() -> None:
-        _check_seed(header, past)
-        changes.extend(_refuse_changes(begun, past, accept_changes=accept_changes))
-
-    noted = read_record(default_root(environ), session_id)
-    # An id may be anybody's: a note that is about another directory is none about this one, and stays.
-    foreign = noted is not None and noted.artifacts != str(directory)
-    old = None if noted is None or foreign else Path(noted.state)
-    with _State(begun, options, environ, resuming=True, old=old) as state:
-        wanted = spec.task.workspace
-        log, dropped = SessionLog.reopen(directory, clock=_now_ms, fold=take, accept=accept)
-        with log, _taken_up(spec, past, state.path, directory) as workspace:
-            if not foreign:
-                state.note(session_id, directory, workspace=wanted.path, writable=spec.profile.sandbox.writable)
-            log.observers += [past.apply, fold.apply]
-            log.append_many(close(structure, next_seq=log.next_seq, time=past.time))
-            log.observers.clear()
-            skip_answered(begun.provider, past.answered)
-            run = begun.run(
-                options,
-                environ=environ,
-                cancellation=cancellation,
-                session_id=session_id,
-                directory=directory,
-                state=state.path,
-                workspace=workspace,
-                log=log,
-                header=header,
-                past=past,
-            )
-            run.fold, run.resumed = fold, _Resumed(tuple(changes), dropped)
-            _remove_results(directory)
-            return state.finish(run, _run_in_log(run, begun.provider))
-
-
-def recover_session(
-    spec: RunSpec | None, directory: Path, *, environ: Mapping[str, str], cancellation: Cancellation
-) -> FinishedRun | None:
-    """Close, seal and publish what a killed run left. Runs nothing of the task; what is left stays for ``resume``.
-
-    Args:
-        spec: The configuration of the run, loaded anew. Without it no patch is made and no output copied, since
-            a session may not say what is read.
-        directory: The artifacts directory.
-        environ: Environment variables of the process.
-        cancellation: Goes up on a signal.
-
-    Returns:
-        None when the session is whole already.
-
-    Raises:
-        RunnerError: The log cannot be read or is written by another process, or nothing can be written.
-    """
-    from runner.session.repair import close
-    from runner.workspace.isolation import take_up_workspace
-    from runner.workspace.records import read_record, remove_record
-    from runner.workspace.removal import remove_tree
-
-    begun = _begin(spec, environ) if spec is not None else None
-    header, past, structure, fold = _folds(directory, begun)
-    sealed = False
-
-    def take(event: ev.Event) -> None:
-        nonlocal sealed
-        past.apply(event)
-        structure.apply(event)
-        fold.apply(event)
-        sealed = isinstance(event, ev.LogSeal)
-
-    log, _ = SessionLog.reopen(directory, clock=_now_ms, fold=take, accept=lambda: _check_seed(header, past))
-    with log:
-        over = past.ended is not None and sealed
-        noted = read_record(default_root(environ), header["id"])
-        if noted is not None and noted.artifacts != str(directory):
-            noted = None
-        if over and (directory / "result.json").is_file():
-            if noted is not None and past.ended is not None and past.ended.code == ErrorCode.COMPLETED.name:
-                remove_record(default_root(environ), noted.session)
-                remove_tree(Path(noted.state))
-            return None
-        log.observers += [past.apply, fold.apply]
-        log.append_many(close(structure, next_seq=log.next_seq, time=past.time))
-        log.observers.clear()
-        if not over:
-            _remove_results(directory)
-        state = None if noted is None else Path(noted.state)
-        workspace = None
-        if spec is not None and state is not None:
-            workspace = take_up_workspace(state, spec.task.workspace.path, spec.task.workspace.isolation)
-        if begun is None or workspace is None or state is None:
-            log.observers.append(fold.apply)
-            return _complete(log, directory, fold, past, None) if over else _publish_bare(log, directory, fold, past)
-        run = begun.run(
-            RunOptions(),
-            environ=environ,
-            cancellation=cancellation,
-            session_id=header["id"],
-            directory=directory,
-            state=state,
-            workspace=workspace,
-            log=log,
-            header=header,
-            past=past,
-        )
-        run.fold, run.ended = fold, past.ended is not None
-        if not run.ended:
-            run.causes.append(_KILLED)
-        log.observers.append(fold.apply)
-        try:
-            with _Collected(run.causes):
-                run.executor = _build_executor(run)
-            if not over:
-                return _finish(run)
-            patch = None
-            with _Collected([]):  # it is there; what is in it is said if the workspace can be read
-                patch = _make_patch(run, state / "recovered.patch")
-            return _complete(log, directory, fold, past, patch)
-        finally:
-            if run.executor is not None:
-                run.executor.close()
-            begun.provider.close()
-
-
-def _publish_bare(log: SessionLog, directory: Path, fold: RunFold, past: Past) -> FinishedRun:
-    """Seal and publish a session of which only the log is known."""
-    from runner.artifacts.publish import ArtifactStore
-
-    store = ArtifactStore(directory, append=log.append, redactor=Redactor({}))
-    outcome = fold.outcome.outcome(causes=[] if past.ended else [_KILLED])
-    return _publish_log(log, directory, fold, store, outcome, None, ended=past.ended is not None)
-
-
-def _complete(log: SessionLog, directory: Path, fold: RunFold, past: Past, patch: PatchInfo | None) -> FinishedRun:
-    """The log is sealed behind its ``run/end``: what it names is there, only the ZIP and the result are missing."""
-    from runner.artifacts.publish import ArtifactStore
-
-    store = ArtifactStore(directory, append=log.append, redactor=Redactor({}))
-    for path, written in past.written.items():
-        store.add(path, name=written.name, logged=False)
-    return _publish_log(log, directory, fold, store, fold.outcome.outcome(), patch, ended=True, sealed=True)
+                return state.finish(run, run_in_log(run, begun.provider))
 
 
 @record
-class _Begun:
+class Begun:
     """What a run needs before anything is made: its secrets known, its provider built."""
 
     spec: RunSpec
@@ -381,15 +190,20 @@ class _Begun:
     redactor: Redactor
     provider: Provider
 
-    def run(self, options: RunOptions, *, header: JsonObject, **parts: Any) -> _Run:
+    def run(self, options: RunOptions, *, header: JsonObject, **parts: Any) -> Run:
         """The run, with what was made for it."""
         from runner.artifacts.facts import RunFold
 
         fold = RunFold(header, prices=self.spec.profile.model.prices)
-        return _Run(spec=self.spec, options=options, redactor=self.redactor, secrets=self.secrets, fold=fold, **parts)
+        return Run(spec=self.spec, options=options, redactor=self.redactor, secrets=self.secrets, fold=fold, **parts)
 
 
-def _begin(spec: RunSpec, environ: Mapping[str, str]) -> _Begun:
+def begin(spec: RunSpec, environ: Mapping[str, str]) -> Begun:
+    """Read the secrets and build the provider; makes nothing on disk.
+
+    Raises:
+        ConfigError: CONFIG_INVALID, a key is missing or the provider cannot be built.
+    """
     from runner.providers.registry import build_provider, load_secrets
 
     model = spec.profile.model
@@ -397,10 +211,10 @@ def _begin(spec: RunSpec, environ: Mapping[str, str]) -> _Begun:
     redactor = Redactor(secrets)
     diagnostics.redact_with(lambda text: redactor.text(text)[0])
     provider = build_provider(model, environ=environ, script=spec.responses, recording=spec.recording, secrets=secrets)
-    return _Begun(spec, secrets, redactor, provider)
+    return Begun(spec, secrets, redactor, provider)
 
 
-class _State:
+class State:
     """The private directory of a run, removed at its end unless it holds the only copy of the agent's work.
 
     While the run lives a record says where it is, so that somebody may go on if it is killed.
@@ -408,7 +222,7 @@ class _State:
 
     def __init__(
         self,
-        begun: _Begun,
+        begun: Begun,
         options: RunOptions,
         environ: Mapping[str, str],
         *,
@@ -443,7 +257,7 @@ class _State:
         write_record(self._root, RunRecord(session, str(directory), str(self.path), self._options.command))
         self._noted = session
 
-    def finish(self, run: _Run, finished: FinishedRun) -> FinishedRun:
+    def finish(self, run: Run, finished: FinishedRun) -> FinishedRun:
         """The run has come to its own end."""
         self._remove_record()
         self._keep = self._lasting = run.unsaved and run.workspace.isolation != "in-place"
@@ -474,120 +288,7 @@ class _State:
         self._claim.release(keep=self._lasting)
 
 
-def _folds(directory: Path, begun: _Begun | None) -> tuple[JsonObject, Past, Structure, RunFold]:
-    """The header of a session, and the folds that know of it what a run must."""
-    from runner.agent.past import Past
-    from runner.artifacts.facts import RunFold
-    from runner.providers.prices import cost_of
-    from runner.session.store import open_session
-    from runner.session.structure import Structure
-
-    prices = begun.spec.profile.model.prices if begun is not None else None
-    header = open_session(str(directory)).header
-    past = Past(
-        cost_of=lambda usage: None if prices is None else cost_of(usage, prices), seed=header.get("seedLength") or 0
-    )
-    return header, past, Structure(), RunFold(header, prices=prices)
-
-
-def _check_seed(header: JsonObject, past: Past) -> None:
-    """Refuse a fork whose header is wrong about what was taken over.
-
-    Raises:
-        LogError: LOG_INVALID.
-    """
-    length = header.get("seedLength")
-    if past.seed_end != (None if length is None else length - 1):
-        raise LogError("the header's seedLength is not where the log has its session/end-seed")
-
-
-def _refuse_changes(begun: _Begun, past: Past, *, accept_changes: bool) -> list[str]:
-    """The keys of the configuration that changed since the session began.
-
-    Raises:
-        ConfigError: CONFIG_INVALID, there are some and they are not accepted; or there is nothing to go on with.
-    """
-    from runner.config.effective import differing_keys
-
-    if past.start is None:
-        raise ConfigError("the session has no run/start: it was killed before it began", hint="run the task again")
-    if past.ended is not None and past.ended.code == ErrorCode.COMPLETED.name:
-        raise ConfigError("the session completed, so there is nothing to go on with", hint="run a new task")
-    changes = differing_keys(past.start.config, begun.redactor.value(begun.spec.config)[0])
-    if past.start.trust != begun.spec.trust.value:
-        changes.append("trust")
-    kept = [key for key in changes if key in ("task.prompt", "task.turns")]
-    if kept:
-        raise ConfigError(
-            f"{' and '.join(kept)} changed, and a session keeps its prompts", hint="put it back, or run a new task"
-        )
-    if changes and not accept_changes:
-        raise ConfigError(
-            "the configuration is not the one that the session began with",
-            problems=[f"{key} changed" for key in changes],
-            hint="put it back, or pass --accept-config-change, which the log will say",
-        )
-    return changes
-
-
-def _taken_up(spec: RunSpec, past: Past, state: Path, directory: Path) -> Workspace:
-    """The workspace of a session that goes on.
-
-    Raises:
-        ConfigError: CONFIG_INVALID, it cannot be had.
-    """
-    from runner.artifacts.patch import PATCH_NAME
-    from runner.workspace.isolation import restore_workspace, take_up_workspace
-    from runner.workspace.snapshot import Base
-
-    wanted = spec.task.workspace
-    found = take_up_workspace(state, wanted.path, wanted.isolation)
-    if found is not None:
-        return found
-    assert past.start is not None
-    written = past.written.get(PATCH_NAME)
-    patch = None if written is None or not written.bytes else _own_patch(directory / PATCH_NAME, written, state)
-    return restore_workspace(
-        wanted.path, state=state, isolation=wanted.isolation, base=Base(**past.start.base), patch=patch
-    )
-
-
-def _own_patch(path: Path, written: ev.ArtifactWritten, state: Path) -> Path:
-    """A copy of the patch that the session wrote, in the state directory; the folder it lies in may be anybody's.
-
-    Raises:
-        ConfigError: CONFIG_INVALID, it is no regular file, or not as it was written.
-    """
-    import hashlib
-    import stat
-
-    copy, digest, left = state / "resumed.patch", hashlib.sha256(), written.bytes
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as source, copy.open("wb") as target:
-            status = os.fstat(descriptor)
-            same = stat.S_ISREG(status.st_mode) and status.st_size == written.bytes
-            while same and left > 0 and (data := source.read(min(left, 1 << 20))):
-                digest.update(data)
-                target.write(data)
-                left -= len(data)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="bring the whole folder") from error
-    if not same or digest.hexdigest() != written.sha256:
-        raise ConfigError(f"{path} is not as the session wrote it", hint="bring the folder as it was published")
-    return copy
-
-
-def _remove_results(directory: Path) -> None:
-    """Take away what an earlier end left: the run is on its way again."""
-    from runner.workspace.removal import remove_tree
-
-    for name in ("result.json", "session.zip", "summary.md", "usage.json", "changes.patch"):
-        (directory / name).unlink(missing_ok=True)
-    remove_tree(directory / "files")
-
-
-def _run_in_log(run: _Run, provider: Provider) -> FinishedRun:
+def run_in_log(run: Run, provider: Provider) -> FinishedRun:
     """Everything that is logged."""
     diagnostics.bind(session=run.session_id)
     run.log.observers.append(run.fold.apply)
@@ -597,10 +298,10 @@ def _run_in_log(run: _Run, provider: Provider) -> FinishedRun:
         run.log.observers.append(stream.observe)
     diagnostics.info("run started", artifacts=str(run.directory), workspace=run.workspace.path)
     try:
-        with _Collected(run.causes):
+        with Collected(run.causes):
             _work(run, provider)
         diagnostics.bind(turn=None, step=None)
-        finished = _finish(run)
+        finished = finish_run(run)
         diagnostics.info("run ended", code=finished.result["code"], exit_code=finished.exit_code)
         return finished
     finally:
@@ -608,7 +309,7 @@ def _run_in_log(run: _Run, provider: Provider) -> FinishedRun:
             run.executor.close()
 
 
-class _Collected:
+class Collected:
     """Turns what a part of the run raises into a cause, so that the rest of the run still happens."""
 
     def __init__(self, causes: list[Cause]) -> None:
@@ -639,13 +340,13 @@ def _where(error: BaseException) -> str:
 # --- the work ------------------------------------------------------------------------------------
 
 
-def _work(run: _Run, provider: Provider) -> None:
+def _work(run: Run, provider: Provider) -> None:
     """Probe, open the session, let the agent work with the checks behind each last turn."""
     from runner.assembly import build_agent
     from runner.hooks.checks import ChecksHook
 
     try:
-        run.executor = _build_executor(run)
+        run.executor = build_executor(run)
     except RunnerError as error:
         _open_session(run, tools=[])
         if isinstance(error, SandboxError) and run.cancellation.cancelled:
@@ -687,7 +388,7 @@ def _work(run: _Run, provider: Provider) -> None:
         agent.loop.run()
 
 
-def _further_hooks(run: _Run, checks: Hook) -> list[Hook]:
+def _further_hooks(run: Run, checks: Hook) -> list[Hook]:
     """What watches the agent beside the built-in hooks; a run that plays a recording is compared with it."""
     hooks = [checks, *run.options.hooks]
     if run.spec.recording is None:
@@ -700,7 +401,7 @@ def _further_hooks(run: _Run, checks: Hook) -> list[Hook]:
     return with_check(hooks, run.spec.recording, run.spec.profile.model.replay_normalise)
 
 
-def _build_executor(run: _Run) -> Executor:
+def build_executor(run: Run) -> Executor:
     """Choose the backend by probing and build what runs commands.
 
     Raises:
@@ -734,7 +435,7 @@ def _build_executor(run: _Run) -> Executor:
     return Executor(run.backend, spec, **shared)
 
 
-def _other_sessions(run: _Run) -> tuple[str, ...]:
+def _other_sessions(run: Run) -> tuple[str, ...]:
     """The folder in which sessions lie by default, to be hidden; it may come into being during the run."""
     root = default_root(run.environ).resolve()
     roots = (run.workspace.path, *run.spec.profile.sandbox.writable)
@@ -742,7 +443,7 @@ def _other_sessions(run: _Run) -> tuple[str, ...]:
     return () if any(root == Path(path).resolve() for path in roots) else (str(root),)
 
 
-def _open_session(run: _Run, *, tools: Sequence[Any]) -> None:
+def _open_session(run: Run, *, tools: Sequence[Any]) -> None:
     """The first events of a fresh log, or of one that goes on."""
     from runner.config.effective import digest
 
@@ -787,7 +488,7 @@ def _open_session(run: _Run, *, tools: Sequence[Any]) -> None:
     )
 
 
-def _notice(run: _Run) -> str:
+def _notice(run: Run) -> str:
     """What an agent that goes on is told of the interruption and of its workspace."""
     ended = run.past.ended
     if run.past.forked:
@@ -802,7 +503,7 @@ def _notice(run: _Run) -> str:
     )
 
 
-def _workspace_since(run: _Run) -> str:
+def _workspace_since(run: Run) -> str:
     """Whether the workspace is as the session left it, in words."""
     import hashlib
 
@@ -810,7 +511,7 @@ def _workspace_since(run: _Run) -> str:
 
     before = run.past.written.get(PATCH_NAME)
     target = run.state / "resumed.patch"
-    now = _make_patch(run, target)
+    now = make_run_patch(run, target)
     if before is None and now is None:
         return "The workspace is what the session began with: nothing that earlier calls may have written is in it."
     if before is None:
@@ -843,7 +544,7 @@ class _WallClock:
 # --- the end -------------------------------------------------------------------------------------
 
 
-def _finish(run: _Run) -> FinishedRun:
+def finish_run(run: Run) -> FinishedRun:
     """Patch, outputs, outcome, seal, reports, ZIP, result: in this order, whatever happened before."""
     from runner.artifacts.publish import ArtifactStore
 
@@ -851,15 +552,15 @@ def _finish(run: _Run) -> FinishedRun:
     patch: PatchInfo | None = None
     missing: list[str] = []
     run.unsaved = True
-    with _Collected(run.causes):
+    with Collected(run.causes):
         run.log.barrier()
-    with _Collected(run.causes):
+    with Collected(run.causes):
         if run.executor is not None:
             run.executor.stop_background()
-    with _Collected(run.causes):
+    with Collected(run.causes):
         patch = _write_patch(run, store)
         run.unsaved = False
-    with _Collected(run.causes):
+    with Collected(run.causes):
         missing = [str(output) for output in store.copy_outputs(run.workspace.path, run.spec.task.files)]
     reason = run.cancellation.reason
     if reason in SIGNAL_EXIT_CODES:
@@ -871,18 +572,18 @@ def _finish(run: _Run) -> FinishedRun:
         checks=[check.name for check in run.spec.task.checks],
     )
     failed: list[Cause] = []
-    with _Collected(failed):
+    with Collected(failed):
         return _publish(run, store, outcome, patch)
     return _publish_without_log(run, store, failed[0], patch)
 
 
-def _patch_before_checks(run: _Run) -> None:
+def _patch_before_checks(run: Run) -> None:
     """Make the patch before checks run: what they write is not the agent's."""
-    with _Collected([]):  # a failure comes again at the end, where it counts
-        run.checked = (run.fold.outcome.steps, _make_patch(run, run.state / "checked.patch"))
+    with Collected([]):  # a failure comes again at the end, where it counts
+        run.checked = (run.fold.outcome.steps, make_run_patch(run, run.state / "checked.patch"))
 
 
-def _write_patch(run: _Run, store: ArtifactStore) -> PatchInfo | None:
+def _write_patch(run: Run, store: ArtifactStore) -> PatchInfo | None:
     """Write ``changes.patch``: the one made before the checks, if the agent did nothing since."""
     from runner.artifacts.patch import PATCH_NAME
 
@@ -891,12 +592,12 @@ def _write_patch(run: _Run, store: ArtifactStore) -> PatchInfo | None:
         patch = run.checked[1]
         shutil.move(run.state / "checked.patch", target)
     else:
-        patch = _make_patch(run, target)
+        patch = make_run_patch(run, target)
     store.add_patch()
     return patch
 
 
-def _make_patch(run: _Run, target: Path) -> PatchInfo | None:
+def make_run_patch(run: Run, target: Path) -> PatchInfo | None:
     """Write a patch, confined when an agent may have written to the tree."""
     from runner.artifacts.patch import make_patch
     from runner.cancellation import Cancellation
@@ -922,12 +623,12 @@ def _make_patch(run: _Run, target: Path) -> PatchInfo | None:
         ending.close()
 
 
-def _publish(run: _Run, store: ArtifactStore, outcome: Outcome, patch: PatchInfo | None) -> FinishedRun:
+def _publish(run: Run, store: ArtifactStore, outcome: Outcome, patch: PatchInfo | None) -> FinishedRun:
     soft_fail = run.options.soft_fail
-    return _publish_log(run.log, run.directory, run.fold, store, outcome, patch, soft_fail=soft_fail, ended=run.ended)
+    return publish_log(run.log, run.directory, run.fold, store, outcome, patch, soft_fail=soft_fail, ended=run.ended)
 
 
-def _publish_log(
+def publish_log(
     log: SessionLog,
     directory: Path,
     fold: RunFold,
@@ -967,7 +668,7 @@ def _publish_log(
     return FinishedRun(result, directory, exit_code, softened)
 
 
-def _publish_without_log(run: _Run, store: ArtifactStore, cause: Cause, patch: PatchInfo | None) -> FinishedRun:
+def _publish_without_log(run: Run, store: ArtifactStore, cause: Cause, patch: PatchInfo | None) -> FinishedRun:
     """The log or a report cannot be written: keep what can be kept, and say so in the result.
 
     Raises:

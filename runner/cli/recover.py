@@ -29,7 +29,7 @@ def command(session: str, *, as_json: bool) -> None:
     this machine; of a session from elsewhere only the log is known. The run can go on behind it with resume.
     """
     from runner.cancellation import Cancellation
-    from runner.run import recover_session
+    from runner.resume import recover_session
     from runner.sandbox.process import harden_self
     from runner.session.store import session_directory
     from runner.signals import CancelOnSignal

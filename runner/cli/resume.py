@@ -38,7 +38,7 @@ def command(session: str, task: str | None, artifacts: str | None, *, accept_cha
     if artifacts is not None:
         raise ConfigError("--artifacts: a session goes on in its own directory", hint="leave it out")
 
-    from runner.run import resume_task
+    from runner.resume import resume_task
     from runner.session.store import session_directory
 
     directory, header = session_directory(session)
