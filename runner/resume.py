@@ -31,7 +31,7 @@ from runner.run import (
 )
 from runner.session import events as ev
 from runner.session.log import SessionLog
-from runner.session.store import default_root
+from runner.session.store import default_root, open_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,11 +105,15 @@ def resume_task(
         wanted = spec.task.workspace
         log, dropped = SessionLog.reopen(directory, clock=now_ms, fold=take, accept=accept)
         with log, _taken_up(spec, past, state.path, directory) as workspace:
-            if not foreign:
-                state.note(session_id, directory, workspace=wanted.path, writable=spec.profile.sandbox.writable)
-            log.observers += [past.apply, fold.apply]
-            log.append_many(close(structure, next_seq=log.next_seq, time=past.time))
-            log.observers.clear()
+            try:
+                if not foreign:
+                    state.note(session_id, directory, workspace=wanted.path, writable=spec.profile.sandbox.writable)
+                log.observers += [past.apply, fold.apply]
+                log.append_many(close(structure, next_seq=log.next_seq, time=past.time))
+                log.observers.clear()
+            except BaseException:
+                workspace.close(keep=True)  # it may hold the only copy of the agent's work
+                raise
             skip_answered(begun.provider, past.answered)
             run = begun.run(
                 options,
@@ -151,28 +155,28 @@ def recover_session(
     from runner.workspace.records import read_record, remove_record
     from runner.workspace.removal import remove_tree
 
+    header = open_session(str(directory)).header
+    noted = read_record(default_root(environ), header["id"])
+    if noted is not None and noted.artifacts != str(directory):
+        noted = None
+    end, sealed = last_end(directory)
+    if end is not None and sealed and (directory / "result.json").is_file():
+        # Looked at only: taken up again it could be packed in other bytes than those the result names.
+        if noted is not None and end.code == ErrorCode.COMPLETED.name:
+            remove_record(default_root(environ), noted.session)
+            remove_tree(Path(noted.state))
+        return None
     begun = begin(spec, environ) if spec is not None else None
     header, past, structure, fold = _folds(directory, begun)
-    sealed = False
 
     def take(event: ev.Event) -> None:
-        nonlocal sealed
         past.apply(event)
         structure.apply(event)
         fold.apply(event)
-        sealed = isinstance(event, ev.LogSeal)
 
     log, _ = SessionLog.reopen(directory, clock=now_ms, fold=take, accept=lambda: _check_seed(header, past))
     with log:
         over = past.ended is not None and sealed
-        noted = read_record(default_root(environ), header["id"])
-        if noted is not None and noted.artifacts != str(directory):
-            noted = None
-        if over and (directory / "result.json").is_file():
-            if noted is not None and past.ended is not None and past.ended.code == ErrorCode.COMPLETED.name:
-                remove_record(default_root(environ), noted.session)
-                remove_tree(Path(noted.state))
-            return None
         log.observers += [past.apply, fold.apply]
         log.append_many(close(structure, next_seq=log.next_seq, time=past.time))
         log.observers.clear()
@@ -216,6 +220,23 @@ def recover_session(
             begun.provider.close()
 
 
+def last_end(directory: Path) -> tuple[ev.RunEnd | None, bool]:
+    """The end of the session's last run, None if it has none; and whether a seal is the last event. Only reads.
+
+    Raises:
+        LogError: LOG_INVALID, the log cannot be read.
+    """
+    end: ev.RunEnd | None = None
+    sealed = False
+    for event in open_session(str(directory)).events():
+        if isinstance(event, ev.RunEnd):
+            end = event
+        elif isinstance(event, (ev.RunResume, ev.SessionEndSeed)):
+            end = None
+        sealed = isinstance(event, ev.LogSeal)
+    return end, sealed
+
+
 def _publish_bare(log: SessionLog, directory: Path, fold: RunFold, past: Past) -> FinishedRun:
     """Seal and publish a session of which only the log is known."""
     from runner.artifacts.publish import ArtifactStore
@@ -240,7 +261,6 @@ def _folds(directory: Path, begun: Begun | None) -> tuple[JsonObject, Past, Stru
     from runner.agent.past import Past
     from runner.artifacts.facts import RunFold
     from runner.providers.prices import cost_of
-    from runner.session.store import open_session
     from runner.session.structure import Structure
 
     prices = begun.spec.profile.model.prices if begun is not None else None

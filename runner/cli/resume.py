@@ -88,11 +88,8 @@ def _refuse_completed(directory: Path) -> None:
     Raises:
         ConfigError: CONFIG_INVALID, the last run of the session completed.
     """
-    from runner.session.events import RunEnd
-    from runner.session.store import open_session
+    from runner.resume import last_end
 
-    last = None
-    for event in open_session(str(directory)).events():
-        last = event if isinstance(event, RunEnd) else last
-    if last is not None and last.code == ErrorCode.COMPLETED.name:
+    end, _ = last_end(directory)
+    if end is not None and end.code == ErrorCode.COMPLETED.name:
         raise ConfigError("the session completed, so there is nothing to go on with", hint="run a new task")

@@ -510,6 +510,20 @@ def test_a_killed_session_on_another_machine_is_told_that_its_work_is_gone(
     assert "nothing that earlier calls may have written is in it" in told(finished)[0]
 
 
+def test_a_whole_session_is_only_looked_at(run_nightshift: Nightshift, killed: Path) -> None:
+    """A log that was packed another way keeps its bytes, which the result names."""
+    assert run_nightshift("recover", killed).exit_code == 0
+    log = killed / "session.jsonl.zst"
+    decoded = b"".join(line + b"\n" for line in open_session(str(killed)).raw_lines())
+    log.write_bytes(zstandard.ZstdCompressor(level=1).compress(decoded))
+    before = log.read_bytes()
+
+    again = run_nightshift("recover", killed)
+
+    assert again.stdout == "nothing to recover: the session is whole\n"
+    assert log.read_bytes() == before
+
+
 def kill_and_go_on(
     count: int, run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo, seed: int
 ) -> None:
