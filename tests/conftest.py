@@ -61,6 +61,12 @@ def needed_backends(item: pytest.Item) -> set[str]:
 EXERCISED: Counter[str] = Counter()
 """Passed tests by backend."""
 
+SKIPPED: Counter[str] = Counter()
+"""Skipped tests by reason, those of a missing backend left out."""
+
+NOT_HERE = ("only x86-64 ", "only root ")
+"""How the reasons of skips begin that are about the machine's kind or the user, not about something missing."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--require-backend``."""
@@ -97,15 +103,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Count passed tests by backend."""
-    report = yield
-    if report.when == "call" and report.passed:  # type: ignore[attr-defined]  # the hook yields the report
+    """Count passed tests by backend and skipped ones by reason; where all parts are demanded no part may be missing."""
+    report: pytest.TestReport = yield  # type: ignore[assignment]  # the hook yields the report
+    if report.when == "call" and report.passed:
         EXERCISED.update(needed_backends(item))
-    return report
+    if report.skipped and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if reason.startswith("the sandbox backend "):  # one that is demanded has ended the run before
+            return report  # type: ignore[return-value]  # the wrapped hook's result
+        SKIPPED[reason] += 1
+        if item.config.getoption("--require-backend") and not reason.startswith(NOT_HERE):
+            report.outcome = "failed"
+            report.longrepr = f"a part is missing, and this run demands all of them: {reason}"
+    return report  # type: ignore[return-value]  # the wrapped hook's result
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    """Say which sandbox backends were exercised and which were not."""
+    """Say which sandbox backends were exercised and which were not, and what else could not be."""
     terminalreporter.section("sandbox backends")
     for name in BACKENDS:
         if EXERCISED[name]:
@@ -113,6 +127,8 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
         else:
             cached = backend_failures()[name] if backend_failures.cache_info().currsize else "no test asked for it"
             terminalreporter.line(f"{name}: NOT exercised ({cached or 'no test asked for it'})")
+    for reason, count in sorted(SKIPPED.items()):
+        terminalreporter.line(f"NOT exercised, {count} tests: {reason}")
 
 
 # --- network -------------------------------------------------------------------------------------

@@ -31,10 +31,22 @@ def test_marked():
     pass
 """
 
+SKIPPING = """
+import pytest
 
-def run_pytest(folder: Path, *options: str, disabled: str = "") -> subprocess.CompletedProcess[str]:
+def test_missing():
+    pytest.skip("no headers here")
+
+def test_elsewhere():
+    pytest.skip("only root has this")
+"""
+
+
+def run_pytest(
+    folder: Path, *options: str, disabled: str = "", sample: str = SAMPLE
+) -> subprocess.CompletedProcess[str]:
     """Run a sample test file under our conftest with some backends made unavailable."""
-    (folder / "test_sample.py").write_text(SAMPLE, encoding="utf-8")
+    (folder / "test_sample.py").write_text(sample, encoding="utf-8")
     (folder / "conftest.py").write_text(
         (REPOSITORY / "tests" / "conftest.py").read_text(encoding="utf-8"), encoding="utf-8"
     )
@@ -131,3 +143,17 @@ def test_a_made_repository_has_one_commit_and_is_clean(make_repo: MakeRepo, git:
     assert git(repository, "status", "--porcelain") == ""
     assert git(repository, "ls-files").split() == ["a/b.txt", "c.bin"]
     assert git(repository, "rev-list", "--count", "HEAD").strip() == "1"
+
+
+def test_what_else_is_missing_is_said_and_fails_where_all_is_demanded(tmp_path: Path) -> None:
+    """A skip for want of a part is listed, and is a failure in CI; one for another kind of machine is only listed."""
+    lenient = run_pytest(tmp_path, sample=SKIPPING)
+    strict = run_pytest(tmp_path, "--require-backend", "landlock", sample=SKIPPING)
+
+    assert lenient.returncode == 0, lenient.stdout
+    assert "NOT exercised, 1 tests: no headers here" in lenient.stdout
+    assert "NOT exercised, 1 tests: only root has this" in lenient.stdout
+    assert strict.returncode == 1, strict.stdout
+    assert "a part is missing, and this run demands all of them: no headers here" in strict.stdout
+    assert "1 failed" in strict.stdout
+    assert "demands all of them: only root" not in strict.stdout
