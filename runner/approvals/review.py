@@ -43,10 +43,11 @@ class Cell:
 
 def table(policy: Policy, *, tools: Sequence[str] = KNOWN_TOOLS) -> list[Cell]:
     """One cell for each tool, mode and trust, in that order."""
-    return [_cell(policy, tool, mode, trust) for tool in tools for mode in Mode for trust in Trust]
+    return [tool_cell(policy, tool, mode, trust) for tool in tools for mode in Mode for trust in Trust]
 
 
-def _cell(policy: Policy, tool: str, mode: Mode, trust: Trust) -> Cell:
+def tool_cell(policy: Policy, tool: str, mode: Mode, trust: Trust) -> Cell:
+    """The cell of one tool, mode and trust."""
     applying = [rule for rule in policy.rules if rule.applies(tool, trust, None)]
     allows = [rule for rule in applying if rule.allow and _reach(rule, tool) != "none"]
     denies = [rule for rule in applying if not rule.allow and _reach(rule, tool) != "none"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from runner.cli.options import load_options, run_options
+from runner.cli.policy import outcome_text
 from runner.neutral import neutral_json, neutral_text
 
 if TYPE_CHECKING:
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 
 _OPAQUE: Final = "opaque: what it runs is bounded by the sandbox only"
 _WIDEST: Final = 72
+_LINE: Final = 110
+_NARROW: Final = {
+    "read-only": "nothing is written but a temporary folder",
+    "workspace-write": "nothing is written outside the workspace, sandbox.writable and a temporary folder",
+    "danger-full-access": "which is no sandbox",
+}
+"""Mode → what that means, for people."""
 
 
 @click.command(name="plan")
@@ -58,9 +66,12 @@ def _text(report: JsonObject) -> Iterator[str]:
     yield f"trigger {report['trust']}: {report['trustReason']}"
     yield from _values(report["values"])
     yield ""
+    yield "what the task may do"
+    yield from _tool_lines(report)
+    yield ""
     yield "policy"
     for rule in report["policy"]:
-        yield f"  {_rule_line(rule)}"
+        yield from _rule_lines(rule, report["trust"])
     if not any(rule["decision"] == "allow" for rule in report["policy"]):
         yield "  no rule allows anything: every call is denied"
     else:
@@ -99,13 +110,37 @@ def _values(values: Mapping[str, JsonObject]) -> Iterator[str]:
             yield f"  {name:<{names}}  {value:<{widths}}  {origin}"
 
 
-def _rule_line(rule: JsonObject) -> str:
-    about = "; ".join(rule["about"])
+def _tool_lines(report: JsonObject) -> Iterator[str]:
+    """One line for each tool: what becomes of its calls in this run. Then what bounds those that run."""
+    mode = report["values"]["profile.permission_mode"]["value"]
+    tools = [tool for tool in report["tools"] if tool["offered"]]
+    widest = max((len(tool["tool"]) for tool in tools), default=0)
+    for tool in tools:
+        yield f"  {tool['tool']:<{widest}}  {outcome_text({**tool, 'mode': mode})}"
+    masked = [tool["tool"] for tool in report["tools"] if not tool["offered"]]
+    if masked:
+        yield f"  not offered, each call denied: {', '.join(masked)}"
+    opaque = dict.fromkeys(rule for tool in tools for rule in tool["opaque"])
+    if opaque:
+        yield f"  {_OPAQUE}: {', '.join(opaque)}"
+    yield f"  sandbox: {mode}, {_NARROW[mode]}"
+
+
+def _rule_lines(rule: JsonObject, trust: str) -> Iterator[str]:
+    """A rule on one line, or what it looks at below it where that gets too long."""
+    escalated = f"asking for {' or '.join(rule['escalate'])}" if rule["escalate"] else ""
     remarks = [
         f"in {rule['mode']}" if rule["mode"] else "",
         f"{' and '.join(rule['trust'])} only" if rule["trust"] else "",
-        f"asking for {' or '.join(rule['escalate'])}" if rule["escalate"] else "",
+        "" if rule["trust"] is None or trust in rule["trust"] else "not in this run",
+        escalated if rule["decision"] == "allow" or not escalated else f"also calls {escalated}",
         _OPAQUE if rule["opaque"] else "",
     ]
+    head = f"  {rule['decision']:<5} {rule['id']}: {', '.join(rule['tools'])}"
     tail = "".join(f" ({remark})" for remark in remarks if remark)
-    return f"{rule['decision']:<5} {rule['id']}: {', '.join(rule['tools'])}{f': {about}' if about else ''}{tail}"
+    about = "; ".join(rule["about"])
+    if len(head) + len(about) <= _LINE:
+        yield f"{head}{f': {about}' if about else ''}{tail}"
+    else:
+        yield head + tail
+        yield from (f"          {each}" for each in rule["about"])

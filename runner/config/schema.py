@@ -1,4 +1,4 @@
-"""The JSON Schemas of the YAML formats, generated from the pydantic models, and of the plan.
+"""The JSON Schemas of the YAML formats, generated from the pydantic models, and of what ``plan`` and ``policy`` print.
 
 A tool for working on this project: ``python -m runner.config.schema --write`` writes
 ``configs/schema``, ``--check`` fails when a file there differs from what the models say. The defaults
@@ -12,7 +12,9 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from runner.agent.settings import CompactionSpec, Limits, RetrySpec
+from runner.config.json_forms import DIALECT
 from runner.config.plan import SCHEMA as PLAN_SCHEMA
+from runner.config.policy_report import CHECK_SCHEMA, TEST_SCHEMA
 from runner.config.resolve_profile import DEFAULTS
 from runner.config.shape import MODELS, model_of, shipped_directory
 from runner.config.spec import CheckSpec, ToolsSpec, WorkspaceSpec
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from runner.messages import JsonObject
-
-DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 SETTINGS: Final[Mapping[str, Any]] = {
     "Check": CheckSpec(name="", run=""),
@@ -46,7 +46,12 @@ _DEPENDS: Final = {"ModelSection.context_window"}
 
 def build_schemas() -> dict[str, JsonObject]:
     """File name in ``configs/schema`` → JSON Schema, keys in a stable order."""
-    return {**{f"{kind}.schema.json": build_schema(kind) for kind in MODELS}, "plan.schema.json": PLAN_SCHEMA}
+    return {
+        **{f"{kind}.schema.json": build_schema(kind) for kind in MODELS},
+        "plan.schema.json": PLAN_SCHEMA,
+        "policy-check.schema.json": CHECK_SCHEMA,
+        "policy-test.schema.json": TEST_SCHEMA,
+    }
 
 
 def build_schema(kind: str) -> JsonObject:

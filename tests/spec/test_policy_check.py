@@ -94,14 +94,17 @@ def test_the_text_says_the_same_for_people(policy: Path) -> None:
     """Rules with what they look at, the table, the lists."""
     lines = checked(policy).splitlines()
 
-    assert "tests: allow shell (in read-only; trusted only; opaque; 1+2 self-tests)" in lines
+    assert "tests: allow shell (in read-only; trusted runs only; opaque; 3 self-tests)" in lines
+    assert "hidden: allow edit_file (never decides, no-gen always beats it; no self-tests)" in lines
     assert "    pytest **" in lines
     assert "    with A" in lines
     assert "    write src/**" in lines
-    assert "deny; but not no-push; escalated wide" in [
+    assert "deny by no-push; with escalation by wide" in [
         line.partition("untrusted  ")[2] for line in lines if line.startswith("shell  ")
     ]
-    assert "Never decide: hidden" in lines
+    assert "Never decide, a deny always beats them: hidden" in lines
+    assert "Opaque, what these run is bounded by the sandbox only: tests" in lines
+    assert "grep        every               both       deny" in lines
     assert any(line.startswith("Note: ") for line in lines)
 
 
