@@ -11,7 +11,7 @@ import random
 from typing import TYPE_CHECKING
 
 from runner.agent.budget import Budget
-from runner.agent.hook import Hook
+from runner.agent.hook import Hook, hooks_at
 from runner.agent.inbox import Inbox
 from runner.agent.loop import Loop
 from runner.agent.prompt import SYSTEM_PROMPT, PromptBuilder, runtime_context
@@ -156,8 +156,6 @@ def build_agent(
         RepeatHook(new_id=new_id),
         *hooks,
     ]
-    loop: Loop
-
     resolver = Resolver(
         profile.policy, workspace=executor.workspace, mode=profile.mode, trust=spec.trust, new_id=new_id
     )
@@ -169,6 +167,10 @@ def build_agent(
         left = budget.wall_left()
         return profile.limits.tool if left is None else max(0.1, min(profile.limits.tool, left))
 
+    def halt_reason() -> str | None:
+        state = budget.over("tool_time", "output_bytes")
+        return None if state is None else f"the limit {state.name} is reached"
+
     pipeline = Pipeline(
         registry=registry,
         mode=profile.mode,
@@ -178,8 +180,9 @@ def build_agent(
         clock=clock,
         timeout=call_timeout,
         holds_secret=holds_secret,
-        guards=[hook.guard for hook in all_hooks if type(hook).guard is not Hook.guard],
-        after_tool=[hook.after_tool for hook in all_hooks if type(hook).after_tool is not Hook.after_tool],
+        hold_time=budget.hold_time,
+        guards=hooks_at(all_hooks, "guard"),
+        after_tool=hooks_at(all_hooks, "after_tool"),
     )
     scheduler = Scheduler(
         pipeline,
@@ -189,7 +192,8 @@ def build_agent(
         cancellation=cancellation,
         parallel=profile.tools.parallel,
         before_side_effects=log.barrier,
-        halt=lambda: loop.halt_reason(),  # noqa: PLW0108  # the loop is built after what it calls
+        halt=halt_reason,
+        abort_on_denied=profile.on_denied == "abort",
         stop_background=executor.stop_background,
     )
     offered = registry.offered()
@@ -215,7 +219,6 @@ def build_agent(
         cost_of=lambda usage: cost_of(usage, model.prices),
         attempts=profile.retry.attempts,
         paranoid=paranoid,
-        abort_on_denied=profile.on_denied == "abort",
     )
     prompts = _prompts(spec, executor, redactor, new_id, [tool["name"] for tool in offered])
     if notice is None:

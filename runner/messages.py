@@ -112,6 +112,14 @@ Chunk = JsonObject
 """
 
 
+def copy_json(value: Any) -> Any:
+    """A JSON value whose objects and lists are new."""
+    kind = type(value)
+    if kind is dict:
+        return {key: copy_json(inner) for key, inner in value.items()}
+    return [copy_json(inner) for inner in value] if kind is list else value
+
+
 def text_of(content: list[Any]) -> str:
     """Join the text blocks of ``content`` with newlines; other blocks are left out."""
     return "\n".join(block["text"] for block in content if block["type"] == "text")
@@ -122,14 +130,14 @@ def tool_calls_of(message: Message) -> list[ToolCallBlock]:
     return [block for block in message["content"] if block["type"] == "tool-call"]
 
 
+def input_tokens(usage: Usage) -> int:
+    """All input of a response: uncached, cache reads and writes."""
+    return usage["inputTokens"] + usage.get("cacheReadTokens", 0) + usage.get("cacheWriteTokens", 0)
+
+
 def total_tokens(usage: Usage) -> int:
-    """All tokens of a response: uncached input, cache reads and writes, output."""
-    return (
-        usage["inputTokens"]
-        + usage.get("cacheReadTokens", 0)
-        + usage.get("cacheWriteTokens", 0)
-        + usage["outputTokens"]
-    )
+    """All tokens of a response: input, cached or not, and output."""
+    return input_tokens(usage) + usage["outputTokens"]
 
 
 def add_usage(first: Usage | None, second: Usage | None) -> Usage | None:

@@ -65,6 +65,13 @@ _HINTS = {
     ErrorCode.POLICY_DENIED: "the denied calls and their rules are in summary.md; widen the policy if they were right",
 }
 
+_BUDGETS = frozenset({"cost", "tokens", "input_tokens", "output_tokens"})
+
+
+def limit_code(name: str) -> ErrorCode:
+    """The code a run ends with when the limit of that name is reached: money and tokens are a budget."""
+    return ErrorCode.BUDGET_EXHAUSTED if name in _BUDGETS else ErrorCode.LIMIT_REACHED
+
 
 @record
 class Cause:
@@ -437,7 +444,7 @@ class OutcomeFold:
     def _limit_reached(self, event: ev.LimitReached) -> None:
         if event.percent < 100:
             return
-        code = ErrorCode.BUDGET_EXHAUSTED if event.name in ("cost", "tokens") else ErrorCode.LIMIT_REACHED
+        code = limit_code(event.name)
         if event.needed is None:
             message = f"the limit {event.name} was reached: {amount(event.used)} of {amount(event.max)}"
         else:

@@ -1,18 +1,24 @@
-"""The closed table of hook points.
+"""The closed table of hook points, and how they are asked.
 
-A hook overrides the points it needs. Hooks run in the order assembly gives them. When one
-throws: ``guard`` denies, ``observe`` is logged and skipped, every other point ends the run
-with INTERNAL. A hook may move the cached prefix only in ``before_request``.
+A hook overrides the points it needs; points are asked in the order in which assembly gives the hooks. What a point may
+change is what it returns, or the one object made for it to be changed (``StepStarting``); everything else it is given
+is its own copy or cannot be changed. When a hook throws: ``guard`` denies, ``observe`` is logged and skipped, every
+other point ends the run with INTERNAL. A ``RunnerError`` is no bug of a hook but a fault that it met; it keeps its
+code. Writes no events. A hook may move the cached prefix only in ``before_request``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from runner import diagnostics
+from runner.agent.budget import RunStopped
+from runner.errors import InternalError, RunnerError
+from runner.messages import copy_json
 from runner.record import field, mutable_record, record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from runner.errors import ProviderError
     from runner.messages import JsonObject, Message, Usage
@@ -24,12 +30,12 @@ if TYPE_CHECKING:
 
 @mutable_record
 class StepStarting:
-    """A step is about to begin. A hook may add messages or end the turn.
+    """A step is about to begin. A hook may rewrite what enters or end the turn.
 
     Attributes:
         turn: The turn, from 1.
         step: The step over the whole session, from 1.
-        messages: What enters with this step; hooks may append to it.
+        messages: What enters with this step; hooks may add, change and remove.
         end_turn: Set to a reason to end the turn before a request is made.
     """
 
@@ -57,7 +63,11 @@ class RequestAccess(Protocol):
         ...
 
     def append(self, event: Event) -> Event:
-        """Write one event."""
+        """Write one event of a compaction: one of its own types, or one that replaces a part of the history.
+
+        Raises:
+            InternalError: It is another one.
+        """
         ...
 
     def summarise(
@@ -68,18 +78,22 @@ class RequestAccess(Protocol):
 
 
 @record
-class RequestFailed:
-    """One attempt of a model request failed.
+class RequestEnded:
+    """One attempt of a model request failed, or the request got its answer, which is in the log.
 
     Attributes:
-        error: What happened.
+        error: What happened, None for an answer.
         attempt: Number of this attempt, from 1.
         waited: Seconds since the first attempt began.
+        purpose: ``main`` or ``summary``, as in ``request/sent``.
+        usage: What the provider says the answer took, None if it does not or there is none.
     """
 
-    error: ProviderError
+    error: ProviderError | None
     attempt: int
     waited: float
+    purpose: str = "main"
+    usage: Usage | None = None
 
 
 @record
@@ -101,8 +115,11 @@ class Hook:
         """Compact if needed; True if the history changed. ``overflow``: the provider said too long."""
         return False
 
-    def on_response(self, failed: RequestFailed) -> float | None:
-        """Seconds to wait before another attempt, None to let the failure stand."""
+    def on_response(self, ended: RequestEnded) -> float | None:
+        """Of a failed attempt: seconds to wait before another one, None to let the failure stand.
+
+        The first hook that gives a number decides. Of an answer: nothing can be asked for, its usage may be noted.
+        """
         return None
 
     def guard(self, call: PreparedCall) -> Denial | None:
@@ -114,8 +131,69 @@ class Hook:
         return None
 
     def after_turn(self, over: TurnOver) -> Sequence[Message]:
-        """Prompts to queue as followups."""
+        """Prompts to queue as followups of a turn that was completed."""
         return ()
 
     def observe(self, event: Event) -> None:
         """See one event that was written; of a streamed block only its start and its end, where it is whole."""
+
+
+POINTS = ("before_step", "before_request", "on_response", "guard", "after_tool", "after_turn", "observe")
+"""Every point, in the order in which a step meets them."""
+
+
+def hooks_at(hooks: Sequence[Hook], point: str) -> list[Callable[..., Any]]:
+    """The methods of those hooks that override ``point``, in order."""
+    return [getattr(hook, point) for hook in hooks if getattr(type(hook), point) is not getattr(Hook, point)]
+
+
+def ask(methods: Sequence[Callable[..., Any]], *given: object, **named: object) -> list[Any]:
+    """Ask hooks at a point whose failure ends the run; returns what each said.
+
+    Raises:
+        InternalError: One threw.
+        RunnerError: One met a fault of the infrastructure.
+        RunStopped: One called into the loop, which has to stop.
+    """
+    answers = []
+    for method in methods:
+        try:
+            answers.append(method(*given, **named))
+        except (RunnerError, RunStopped):
+            raise
+        except Exception as error:
+            raise InternalError(f"the hook {name_of(method)} failed: {error!r}") from error
+    return answers
+
+
+def show(observers: Sequence[Callable[[Event], None]], event: Event) -> None:
+    """Let each observer see a copy of an event; what one throws is logged and stops nobody."""
+    for observer in observers:
+        try:
+            observer(private_copy(event))
+        except Exception as error:  # noqa: BLE001  # an observer may never stop the run
+            diagnostics.warning("observer failed", hook=name_of(observer), error=repr(error))
+
+
+def name_of(method: Callable[..., Any]) -> str:
+    """A hook's method as ``Class.point``."""
+    return getattr(method, "__qualname__", type(method).__name__)
+
+
+def private_copy(event: Event) -> Event:
+    """A copy of an event that shares nothing that can be changed with it."""
+    cls = type(event)
+    copy = cls.__new__(cls)
+    for name in _slots(cls):
+        setattr(copy, name, copy_json(getattr(event, name)))
+    return copy
+
+
+_SLOTS: dict[type, tuple[str, ...]] = {}
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    found = _SLOTS.get(cls)
+    if found is None:
+        found = _SLOTS[cls] = tuple(name for each in cls.__mro__ for name in getattr(each, "__slots__", ()))
+    return found

@@ -10,21 +10,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from runner import diagnostics
-from runner.agent.budget import LimitExceeded, LimitState
-from runner.agent.hook import Hook, RequestFailed, StepStarting, TurnOver
+from runner.agent.budget import LimitExceeded, LimitState, RunStopped, amounts_of
+from runner.agent.hook import RequestEnded, StepStarting, TurnOver, ask, hooks_at, show
 from runner.agent.prompt import user_message
 from runner.agent.request import Body, RequestBody, check_rebuild
 from runner.errors import ErrorCode, InternalError, ProviderError, RunnerError, StorageError
 from runner.figures import amount
-from runner.messages import tool_calls_of, total_tokens
+from runner.messages import tool_calls_of
 from runner.providers.assemble import ResponseAssembler
+from runner.record import record
 from runner.session import events as ev
 from runner.session import tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from runner.agent.budget import Budget
+    from runner.agent.budget import Budget, Reservation
+    from runner.agent.hook import Hook
     from runner.agent.inbox import Inbox
     from runner.agent.past import Past
     from runner.cancellation import Cancellation
@@ -35,11 +37,12 @@ if TYPE_CHECKING:
 _TOKEN_STEP = 2_000
 """``maxTokens`` is lowered in steps of this size, so that the header changes rarely."""
 
-_REFUSED_AUTHORITY = (ErrorCode.POLICY_DENIED.name, ErrorCode.GUARD_DENIED.name, ErrorCode.TOOL_MASKED.name)
+_BY_HOOKS = ("compaction/start", "compaction/summary", "compaction/end", "compaction/prune")
+"""Events that ``before_request`` may write beside those that replace a part of the history."""
 
 
-class Stop(Exception):  # noqa: N818  # control flow of the loop, not an error of the program
-    """The run ends in an orderly way; ``reason`` is what ``turn/end`` says."""
+class Stop(RunStopped):
+    """Something other than a limit ends the run; ``reason`` is what ``turn/end`` says."""
 
     def __init__(self, kind: str, code: str, **more: object) -> None:
         super().__init__(f"{kind} {code}")
@@ -59,9 +62,29 @@ class CallRunner(Protocol):
 
 
 class CallReport(Protocol):
-    """What the loop needs to know of the calls it had run."""
+    """What the loop needs to know of the calls it had run: whether a denied one ends the run."""
 
-    output_bytes: int
+    @property
+    def ends_run(self) -> bool:
+        """Whether one was denied in a run that such a call ends."""
+        ...
+
+
+@record
+class _Answered:
+    """A request that got its answer.
+
+    Attributes:
+        assembler: The answer; ``finish`` None when it was cut by cancellation.
+        seqs: Seqs of its chunks.
+        attempt: Number of the attempt that got it, from 1.
+        waited: Seconds since the first attempt began.
+    """
+
+    assembler: ResponseAssembler
+    seqs: list[int]
+    attempt: int
+    waited: float
 
 
 class Loop:
@@ -86,7 +109,6 @@ class Loop:
         cost_of: Money for a usage, None when unknown.
         attempts: Most attempts of one request, as the retry hook knows it; for the log.
         paranoid: Compare every request with its rebuild.
-        abort_on_denied: End the run at the first denied call.
     """
 
     def __init__(
@@ -111,7 +133,6 @@ class Loop:
         cost_of: Callable[[Usage], float | None],
         attempts: int = 1,
         paranoid: bool = False,
-        abort_on_denied: bool = False,
     ) -> None:
         self.inbox = inbox
         self.projection = past.projection
@@ -125,24 +146,33 @@ class Loop:
         self._tools = tools
         self._window = window
         self._max_output = max_output
-        self._min_output = min_output
+        self._least_output = min(min_output, max_output)
         self._budget = budget
         self._calls = calls
-        self._hooks = hooks
+        self._before_step = hooks_at(hooks, "before_step")
+        self._before_request = hooks_at(hooks, "before_request")
+        self._on_response = hooks_at(hooks, "on_response")
+        self._after_turn = hooks_at(hooks, "after_turn")
+        self._observers = hooks_at(hooks, "observe")
         self._cancellation = cancellation
         self._clock = clock
         self._new_id = new_id
         self._cost_of = cost_of
+        million = 1_000_000
+        read: Usage = {"inputTokens": million, "outputTokens": 0}
+        cached: Usage = {"inputTokens": 0, "outputTokens": 0, "cacheWriteTokens": million}
+        written: Usage = {"inputTokens": 0, "outputTokens": million}
+        self._input_price = max(cost_of(read) or 0.0, cost_of(cached) or 0.0) / million
+        output_price = (cost_of(written) or 0.0) / million
+        self._per_output = {"input_tokens": 0.0, "output_tokens": 1.0, "tokens": 1.0, "cost": output_price}
         self._attempts = attempts
         self._paranoid = paranoid
-        self._abort_on_denied = abort_on_denied
         self._body = RequestBody(provider.dialect)
         self._header: RequestHeader | None = None
         self._first_header = "initial" if past.header is None else "resume"
         self._surface_events = past.surface
         self._occupancy = past.occupancy
         self._checked_generation = -1
-        self._denied = False
         self._limited = False
         self._rebuild_due = True
         log.observers.append(self._observe)
@@ -150,6 +180,16 @@ class Loop:
     # --- events -------------------------------------------------------------------------------
 
     def append(self, event: ev.Event) -> ev.Event:
+        """Write one event of a compaction; for ``before_request``.
+
+        Raises:
+            InternalError: It is another one.
+        """
+        if event.TYPE not in _BY_HOOKS and (not event.SURFACE or event.surface_op == "append"):
+            raise InternalError(f"a hook may not write {event.TYPE} before a request, which is for compaction only")
+        return self._append(event)
+
+    def _append(self, event: ev.Event) -> ev.Event:
         """Write one event; projection and observers see it once it is written."""
         return self._log.append(event)
 
@@ -157,21 +197,17 @@ class Loop:
         if event.SURFACE:
             self._surface_events.append(event)
             self.projection.apply(event)
-            if isinstance(event, ev.ToolResult) and event.error and event.error.get("code") in _REFUSED_AUTHORITY:
-                self._denied = True
         if isinstance(event, ev.ToolResult):
             meta = event.meta or {}
+            if event.surface_op == "append":
+                self._budget.charge(output_bytes=meta.get("bytes", 0))
             diagnostics.debug(
                 "tool result",
                 callId=event.message["source"].get("callId"),
                 error=(event.error or {}).get("code"),
                 ms=meta.get("durationMs"),
             )
-        for hook in self._hooks:
-            try:
-                hook.observe(event)
-            except Exception as error:  # noqa: BLE001  # an observer may never stop the run
-                diagnostics.warning("observer failed", hook=type(hook).__name__, error=str(error))
+        show(self._observers, event)
 
     # --- turns --------------------------------------------------------------------------------
 
@@ -183,7 +219,7 @@ class Loop:
         """
         while self.inbox.wakes and not self._cancellation.cancelled:
             try:
-                self._budget.require("turns", 1)
+                self._budget.take(turns=1)
             except LimitExceeded as limit:
                 self._log_limit(limit.state)
                 return
@@ -195,9 +231,8 @@ class Loop:
     def _run_turn(self) -> bool:
         """One turn; returns whether another may follow."""
         self.turn += 1
-        self._budget.charge("turns", 1)
         diagnostics.bind(turn=self.turn)
-        self.append(ev.TurnStart(turn=self.turn))
+        self._append(ev.TurnStart(turn=self.turn))
         reason: JsonObject = {"kind": "interrupted"}
         try:
             reason = self._run_steps(self.inbox.claim_turn())
@@ -219,15 +254,15 @@ class Loop:
         if reason["kind"] != "completed":
             return False
         over = TurnOver(turn=self.turn, reason=reason["kind"], more=self.inbox.queued_turns)
-        for hook in self._hooks:
-            for message in hook.after_turn(over):
+        for method in self._after_turn:
+            for message in ask([method], over)[0]:
                 self.inbox.followup(message)
         return True
 
     def _close_turn(self, reason: JsonObject) -> None:
         try:
             stopped = self._calls.end_turn()
-            self.append(ev.TurnEnd(turn=self.turn, reason=reason))
+            self._append(ev.TurnEnd(turn=self.turn, reason=reason))
         except StorageError as error:
             diagnostics.warning("the turn could not be closed in the log", error=error.message)
             return
@@ -240,29 +275,28 @@ class Loop:
         self.first_of_turn = True
         while True:
             starting = StepStarting(turn=self.turn, step=self.step + 1, messages=entering + self.inbox.claim_step())
-            for hook in self._hooks:
-                hook.before_step(starting)
+            ask(self._before_step, starting)
             if starting.end_turn is not None:
                 return {"kind": "blocked", "message": starting.end_turn}
             self._stop_if_cancelled()
             self._budget.check()
-            self._budget.require("steps", 1)
-            reserved = self._reserve(starting.messages)
-            ended = self._run_step(starting.messages, reserved)
+            least = self._least_of_step(starting.messages)
+            self._budget.require({"steps": 1, **least})
+            self._budget.take(steps=1)
+            ended = self._run_step(starting.messages, least)
             if ended is not None:
                 return ended
             self._stop_if_cancelled()
             entering = []
             self.first_of_turn = False
 
-    def _run_step(self, messages: Sequence[Message], reserved: dict[str, float]) -> JsonObject | None:
-        """One step; returns why the turn ended, None when it goes on."""
+    def _run_step(self, messages: Sequence[Message], least: dict[str, float]) -> JsonObject | None:
+        """One step, whose request takes ``least``; returns why the turn ended, None when it goes on."""
         self.step += 1
         diagnostics.bind(step=self.step)
-        self.append(ev.StepStart(turn=self.turn, step=self.step))
+        self._append(ev.StepStart(turn=self.turn, step=self.step))
         try:
-            self._budget.charge("steps", 1)
-            notices = self._limit_notices(reserved)
+            notices = self._limit_notices(least)
             self._log.append_many(
                 ev.UserMessage(
                     content=list(message["content"]), source=message["source"], role=message["role"], id=message["id"]
@@ -284,18 +318,8 @@ class Loop:
             self._end_step()
 
     def _run_calls(self, calls: Sequence[ToolCallBlock]) -> None:
-        report = self._calls.run(calls, turn=self.turn, step=self.step)
-        self._budget.charge("output_bytes", report.output_bytes)
-        if self.halt_reason() is not None:
+        if self._calls.run(calls, turn=self.turn, step=self.step).ends_run:
             raise Stop("policy", ErrorCode.POLICY_DENIED.name)
-
-    def halt_reason(self) -> str | None:
-        """Why no further call of this run may start, None while calls may."""
-        return (
-            "a call was denied, and the profile says on_denied: abort"
-            if self._denied and self._abort_on_denied
-            else None
-        )
 
     def _end_step(self) -> None:
         try:
@@ -315,16 +339,16 @@ class Loop:
         raise Stop("signal", reason)
 
     def _wall_state(self) -> LimitState:
-        return LimitState("wall", self._budget.used("wall"), self._budget.limit("wall") or 0)
+        return self._budget.over("wall") or LimitState("wall", self._budget.used("wall"), self._budget.limits.wall or 0)
 
     def _log_limit(self, state: LimitState) -> None:
         self._limited = True
-        self.append(ev.LimitReached(name=state.name, used=state.used, max=state.max, percent=100, needed=state.needed))
+        self._append(ev.LimitReached(name=state.name, used=state.used, max=state.max, percent=100, needed=state.needed))
 
-    def _limit_notices(self, reserved: dict[str, float]) -> list[Message]:
+    def _limit_notices(self, least: dict[str, float]) -> list[Message]:
         messages = []
-        for state in self._budget.notices(reserved):
-            self.append(ev.LimitReached(name=state.name, used=state.used, max=state.max, percent=90))
+        for state in self._budget.notices(least):
+            self._append(ev.LimitReached(name=state.name, used=state.used, max=state.max, percent=90))
             text = (
                 f"The limit {state.name} is nearly used up ({amount(state.used)} of {amount(state.max)}). "
                 "Finish what matters most and give your answer."
@@ -351,20 +375,21 @@ class Loop:
 
     def _request_answer(self) -> tuple[Message, str]:
         """Make the step's request, compacting first and once more if the provider says too long."""
-        compacted = [hook.before_request(self, overflow=False) for hook in self._hooks]
+        ask(self._before_request, self, overflow=False)
         overflowed = False
         while True:
-            header = self._fitting_header()
-            if header is None:
+            occupancy = self.occupancy()
+            if occupancy + self._least_output > self._window:
                 error = ProviderError(
-                    f"the next request holds about {self.occupancy()} tokens and the window is {self._window}",
+                    f"the next request holds about {occupancy} tokens and the window is {self._window}",
                     code=ErrorCode.CONTEXT_EXHAUSTED,
                     hint="raise model.context_window, or lower compaction.summary_at",
                 )
             else:
-                self._use_header(header)
                 try:
-                    return self._answer()
+                    with self._reserve(occupancy, most=min(self._max_output, self._window - occupancy)) as reservation:
+                        self._use_header(self._header_for(reservation))
+                        return self._answer(occupancy, reservation)
                 except ProviderError as failure:
                     if failure.code is not ErrorCode.CONTEXT_EXHAUSTED:
                         raise
@@ -372,84 +397,63 @@ class Loop:
             if overflowed:
                 raise error
             overflowed = True
-            compacted = [hook.before_request(self, overflow=True) for hook in self._hooks]
-            if not any(compacted):
+            if not any(ask(self._before_request, self, overflow=True)):
                 raise error
 
-    def _reserve(self, messages: Sequence[Message]) -> dict[str, float]:
-        """Check, before a step begins, that its request fits into the budget; returns what it may take.
+    def _least_of_step(self, messages: Sequence[Message]) -> dict[str, float]:
+        """What the request of a step with ``messages`` takes with the least answer."""
+        entering = sum(tokens.estimate_message(message, tokens.cautious) for message in messages)
+        fixed = self._input_amounts(min(self.occupancy() + entering, self._window))
+        return {name: value + self._per_output[name] * self._least_output for name, value in fixed.items()}
+
+    def _input_amounts(self, occupancy: int) -> dict[str, float]:
+        """What a request of that many tokens takes before its answer; none of them is known to be cached."""
+        cost = occupancy * self._input_price
+        return {"input_tokens": occupancy, "output_tokens": 0, "tokens": occupancy, "cost": cost}
+
+    def _reserve(self, occupancy: int, *, most: int) -> Reservation:
+        """Hold what a request of that many tokens may take, with an answer of at most ``most`` tokens.
 
         Raises:
             LimitExceeded: Not even the least answer would fit.
         """
-        entering = sum(tokens.estimate_message(message, tokens.cautious) for message in messages)
-        return self._require(min(self.occupancy() + entering, self._window))
+        return self._budget.reserve(
+            self._input_amounts(occupancy), self._per_output, least=min(self._least_output, most), most=most
+        )
 
-    def _require(self, occupancy: int) -> dict[str, float]:
-        """What a request of that many tokens with the least answer takes, once it is known to fit."""
-        least = min(self._min_output, self._max_output)
-        taken: dict[str, float] = {"tokens": occupancy + least}
-        cost = self._cost_of({"inputTokens": occupancy, "outputTokens": least})
-        if cost is not None:
-            taken["cost"] = cost
-        for name, needed in taken.items():
-            self._budget.require(name, needed)
-        return taken
-
-    def _fitting_header(self) -> RequestHeader | None:
-        """The header with ``maxTokens`` lowered to what window and budget leave, None if too little."""
-        occupancy = self.occupancy()
-        room = self._window - occupancy
-        least = min(self._min_output, self._max_output)
-        if room < least:
-            return None
-        self._require(occupancy)
-        tokens_left = self._budget.room("tokens")
-        if tokens_left is not None:
-            room = min(room, int(tokens_left) - occupancy)
-        room = min(room, self._affordable_output(occupancy))
-        allowed = self._max_output
-        if room < allowed:
-            allowed = max(least, room // _TOKEN_STEP * _TOKEN_STEP)
+    def _header_for(self, reservation: Reservation) -> RequestHeader:
+        """The header with ``maxTokens`` lowered to what window and budget leave."""
+        allowed = room = int(reservation.granted)
+        if room < self._max_output:
+            allowed = max(self._least_output, room // _TOKEN_STEP * _TOKEN_STEP)
         if self._header is not None and self._header["config"]["maxTokens"] == allowed:
             return self._header
         return self._build_header(allowed)
-
-    def _affordable_output(self, occupancy: int) -> int:
-        """Output tokens that what is left of the money pays for."""
-        left = self._budget.room("cost")
-        if left is None:
-            return self._max_output
-        base = self._cost_of({"inputTokens": occupancy, "outputTokens": 0}) or 0.0
-        million = (self._cost_of({"inputTokens": occupancy, "outputTokens": 1_000_000}) or 0.0) - base
-        if million <= 0:
-            return self._max_output
-        return int((left - base) / million * 1_000_000)
 
     def _use_header(self, header: RequestHeader) -> None:
         if header is self._header:
             return
         reason = self._first_header if self._header is None else "change"
         if self._header is None:
-            self.append(
+            self._append(
                 ev.RequestContext(
                     provider=self._config["provider"], model=self._config["model"], context_window=self._window
                 )
             )
         self._header = header
         self._rebuild_due = True
-        self.append(ev.RequestHeaderEvent(header=header, reason=reason))
+        self._append(ev.RequestHeaderEvent(header=header, reason=reason))
 
-    def _answer(self) -> tuple[Message, str]:
-        """One main request with its retries; the anchor event is appended."""
+    def _answer(self, occupancy: int, reservation: Reservation) -> tuple[Message, str]:
+        """One main request of ``occupancy`` tokens with its retries; the anchor event is appended."""
         header = self._current_header()
-        occupancy = self.occupancy()
         body = self._body.update(header, self.projection)
         due = self._rebuild_due or self._paranoid or self.step & (self.step - 1) == 0
         if due or self.projection.generation != self._checked_generation:
             check_rebuild(body, self._provider.dialect, header, self._surface_events)
             self._rebuild_due, self._checked_generation = False, self.projection.generation
-        assembler, chunk_seqs = self._call_model("main", body)
+        answered = self._call_model("main", body)
+        assembler = answered.assembler
         message: Message = {
             "role": "assistant",
             "content": assembler.content(),
@@ -460,37 +464,39 @@ class Loop:
         if interrupted:
             message["content"] = assembler.partial_content()
         usage = assembler.usage
-        self.append(
+        self._append(
             ev.AssistantMessage(
                 turn=self.turn,
                 step=self.step,
                 message=message,
                 usage=usage,
                 interrupted=True if interrupted else None,
-                source_event_seqs=chunk_seqs,
+                source_event_seqs=answered.seqs,
             )
         )
         if usage is not None:
             self._occupancy.anchor(usage, header, self.projection)
-        self._settle(usage, occupancy, message["content"])
+        self._settle(reservation, usage, occupancy, message["content"])
         if interrupted:
             self._stop_if_cancelled()
             raise InternalError("a stream ended without a finish and without a cancellation")
+        self._tell_answer("main", answered)
         return message, assembler.finish or "stop"
 
-    def _settle(self, usage: Usage | None, occupancy: int, content: Sequence[JsonObject | Block]) -> None:
-        """Charge what a call used; without a report of the provider what it is estimated to have used."""
+    def _settle(
+        self, reservation: Reservation, usage: Usage | None, occupancy: int, content: Sequence[JsonObject | Block]
+    ) -> None:
+        """Count what a call used; without a report of the provider what it is estimated to have used."""
         if usage is None:
             usage = {"inputTokens": occupancy, "outputTokens": tokens.estimate_content(content, tokens.cautious)}
-        self._budget.charge("tokens", total_tokens(usage))
-        self._budget.charge("cost", self._cost_of(usage) or 0.0)
+        reservation.settle(amounts_of(usage, self._cost_of(usage)))
 
-    def _call_model(self, purpose: str, body: Body) -> tuple[ResponseAssembler, list[int]]:
+    def _tell_answer(self, purpose: str, answered: _Answered) -> None:
+        ended = RequestEnded(None, answered.attempt, answered.waited, purpose, answered.assembler.usage)
+        ask(self._on_response, ended)
+
+    def _call_model(self, purpose: str, body: Body) -> _Answered:
         """Send one body, repeating failed attempts as the hooks decide.
-
-        Returns:
-            The assembled answer (``finish`` None when it was cut by cancellation) and the seqs of
-            its chunks.
 
         Raises:
             ProviderError: No attempt succeeded.
@@ -500,7 +506,7 @@ class Loop:
         while True:
             attempt += 1
             self._stop_if_cancelled()
-            self.append(
+            self._append(
                 ev.RequestSent(
                     turn=self.turn,
                     step=self.step,
@@ -514,13 +520,14 @@ class Loop:
             )
             diagnostics.debug("request sent", purpose=purpose, attempt=attempt, bytes=len(body.data))
             try:
-                return self._read_stream(purpose, body)
+                assembler, seqs = self._read_stream(purpose, body)
+                return _Answered(assembler, seqs, attempt, self._clock() - started)
             except ProviderError as error:
                 self._stop_if_cancelled()
                 idle = self._budget.limits.idle
                 if error.kind == "idle-timeout" and idle is not None:
                     raise LimitExceeded(LimitState("idle", idle, idle)) from error
-                delay = self._retry_delay(RequestFailed(error, attempt, self._clock() - started))
+                delay = self._retry_delay(RequestEnded(error, attempt, self._clock() - started, purpose))
                 if delay is None:
                     raise
                 retry_id = retry_id or self._new_id()
@@ -534,12 +541,11 @@ class Loop:
             assembler.add(chunk)
         return assembler, seqs
 
-    def _retry_delay(self, failed: RequestFailed) -> float | None:
-        delays = [hook.on_response(failed) for hook in self._hooks]
-        return next((delay for delay in delays if delay is not None), None)
+    def _retry_delay(self, failed: RequestEnded) -> float | None:
+        return next((delay for delay in ask(self._on_response, failed) if delay is not None), None)
 
     def _wait_for_retry(self, error: ProviderError, retry_id: str, attempt: int, delay: float) -> None:
-        self.append(
+        self._append(
             ev.LlmRetry(
                 retry_id=retry_id,
                 turn=self.turn,
@@ -552,7 +558,7 @@ class Loop:
         )
         self._cancellation.wait(delay)
         self._stop_if_cancelled()
-        self.append(ev.LlmRetryStarted(retry_id=retry_id, turn=self.turn, step=self.step, retry=attempt))
+        self._append(ev.LlmRetryStarted(retry_id=retry_id, turn=self.turn, step=self.step, retry=attempt))
 
     def summarise(
         self, messages: Sequence[Message], *, max_tokens: int, model: str | None
@@ -562,16 +568,21 @@ class Loop:
         Returns:
             Content of the answer (empty when the model asked for a call) and its usage.
         """
-        header = self._current_header()
-        config = {**header["config"], "maxTokens": max_tokens, "toolChoice": "none"}
-        if model is not None:
-            config["model"] = model
-        data = self._provider.dialect.whole({**header, "config": config}, messages)
         self._budget.check()
-        assembler, _ = self._call_model("summary", Body.of(data))
-        self._stop_if_cancelled()
-        content = assembler.content()
-        self._settle(assembler.usage, sum(tokens.estimate_message(each, tokens.cautious) for each in messages), content)
+        header = self._current_header()
+        occupancy = tokens.estimate_header(header, tokens.cautious)
+        occupancy += sum(tokens.estimate_message(each, tokens.cautious) for each in messages)
+        with self._reserve(occupancy, most=max_tokens) as reservation:
+            config = {**header["config"], "maxTokens": int(reservation.granted), "toolChoice": "none"}
+            if model is not None:
+                config["model"] = model
+            body = Body.of(self._provider.dialect.whole({**header, "config": config}, messages))
+            answered = self._call_model("summary", body)
+            self._stop_if_cancelled()
+            assembler = answered.assembler
+            content = assembler.content()
+            self._settle(reservation, assembler.usage, occupancy, content)
+        self._tell_answer("summary", answered)
         called = any(block["type"] == "tool-call" for block in content)
         text: list[JsonObject] = [
             {"type": "text", "text": block["text"]} for block in content if block["type"] == "text"

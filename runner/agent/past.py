@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from runner.agent.budget import COUNTED, amounts_of
 from runner.agent.occupancy import Occupancy
-from runner.messages import total_tokens
 from runner.session import events as ev
 from runner.session import tokens
 from runner.session.projection import Projection
@@ -70,7 +70,7 @@ class Past:
         self._cost_of = cost_of
         self._seed = seed
         self._asking = False
-        self._used: dict[str, float] = dict.fromkeys(("steps", "turns", "cost", "tokens", "output_bytes"), 0)
+        self._used: dict[str, float] = dict.fromkeys(COUNTED, 0)
         self._milliseconds = 0
         self._first_time: int | None = None
         self._last_time = 0
@@ -226,8 +226,8 @@ class Past:
     def _settle(self, event: ev.Event, usage: Usage | None, asked: int, answered: int) -> None:
         """Count a call as the loop does: without a report by what it is estimated to have used."""
         found = usage if usage is not None else {"inputTokens": asked, "outputTokens": answered}
-        self._charge(event, "tokens", total_tokens(found))
-        self._charge(event, "cost", self._cost_of(found) or 0.0)
+        for name, used in amounts_of(found, self._cost_of(found)).items():
+            self._charge(event, name, used)
 
     def _sent(self, _: ev.RequestSent) -> None:
         self._asking = True
@@ -246,6 +246,11 @@ class Past:
             self._settle(event, event.refused_usage, 0, 0)
 
     def _tool_result(self, event: ev.ToolResult) -> None:
-        size = (event.meta or {}).get("bytes")
-        if event.surface_op == "append" and isinstance(size, int):
+        if event.surface_op != "append":
+            return
+        meta = event.meta or {}
+        size, milliseconds = meta.get("bytes"), meta.get("durationMs")
+        if isinstance(size, int):
             self._charge(event, "output_bytes", size)
+        if isinstance(milliseconds, int):
+            self._charge(event, "tool_time", milliseconds / 1000)

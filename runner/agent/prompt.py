@@ -79,7 +79,10 @@ def runtime_context(
             ("steps", limits.steps, ""),
             ("wall", limits.wall, " s"),
             ("tokens", limits.tokens, ""),
+            ("input tokens", limits.input_tokens, ""),
+            ("output tokens", limits.output_tokens, ""),
             ("cost", limits.cost, ""),
+            ("all calls together", limits.tool_time, " s"),
         )
         if value is not None
     ]

@@ -21,7 +21,22 @@ class Limits:
     tool: float = 600.0
     cost: float | None = None
     tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    tool_time: float | None = None
     output_bytes: int | None = 100_000_000
+
+
+@record
+class ChildLimits:
+    """Limits on what an agent delegates; None is no limit.
+
+    ``children`` below it in all, ``parallel`` of them at the same time, ``depth`` of the tree below it.
+    """
+
+    children: int | None = None
+    parallel: int | None = None
+    depth: int | None = None
 
 
 @record

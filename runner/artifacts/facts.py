@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from runner.artifacts.usage import SUMMED_BUCKETS, UsageFold
+from runner.artifacts.usage import INPUT_BUCKETS, SUMMED_BUCKETS, UsageFold
 from runner.outcome import OutcomeFold, is_new_result, result_call_id, result_code, result_state
 from runner.record import field, mutable_record, record
 from runner.session import events as ev
@@ -65,23 +65,33 @@ class Facts:
     retries: int = 0
     resumes: int = 0
     output_bytes: int = 0
+    tool_ms: int = 0
+    silence: float | None = None
     artifacts: dict[str, ev.ArtifactWritten] = field(default_factory=dict)
 
     def limit_table(self, usage: JsonObject) -> list[JsonObject]:
-        """``limits[{name, used, max}]`` of the profile's limits that are set; times in seconds."""
+        """``limits[{name, used, max}]`` of the profile's limits that are set; times in seconds.
+
+        Those on one wait or one call have no sum: ``tool`` is not among them, ``idle`` when it ended the run.
+        """
         profile = self.config.get("profile")
         limits = profile.get("limits") if isinstance(profile, dict) else None
         if not isinstance(limits, dict):
             return []
         total = usage["usage"]
         known = [total[name] for name in SUMMED_BUCKETS if total[name] is not None]
+        read = [total[name] for name in INPUT_BUCKETS if total[name] is not None]
         used: dict[str, float | None] = {
             "steps": usage["steps"],
             "turns": usage["turns"],
             "cost": usage["costUsd"],
             "tokens": sum(known) if known else None,
+            "input_tokens": sum(read) if read else None,
+            "output_tokens": total["output"],
+            "tool_time": self.tool_ms / 1000,
             "output_bytes": self.output_bytes,
             "wall": self.duration_ms / 1000,
+            **({} if self.silence is None else {"idle": self.silence}),
         }
         return [
             {"name": name, "used": value, "max": limits[name]}
@@ -177,8 +187,9 @@ class FactsFold:
         call_id = result_call_id(event)
         name = self._calls.pop((event.turn, event.step, call_id), "")
         rule, what = self._rules.pop(call_id, (None, ""))
-        size = (event.meta or {}).get("bytes")
+        size, milliseconds = (event.meta or {}).get("bytes"), (event.meta or {}).get("durationMs")
         self.facts.output_bytes += size if isinstance(size, int) else 0
+        self.facts.tool_ms += milliseconds if isinstance(milliseconds, int) else 0
         if result_state(event) != "denied":
             return
         self.facts.denied_total += 1
@@ -207,6 +218,8 @@ class FactsFold:
                     self.facts.writes[path] = None
 
     def _limit(self, event: ev.LimitReached) -> None:
+        if event.name == "idle":
+            self.facts.silence = event.used
         if len(self.facts.limits) < MOST_SHOWN:
             self.facts.limits.append(event)
 
@@ -225,7 +238,8 @@ class FactsFold:
         for kept in (facts.denied, facts.writes, facts.limits, facts.artifacts):
             kept.clear()
         facts.denied_total = facts.writes_total = facts.redactions = facts.retries = facts.resumes = 0
-        facts.output_bytes = facts.duration_ms = 0
+        facts.output_bytes = facts.tool_ms = facts.duration_ms = 0
+        facts.silence = None
         self._spans, self._span_start = 0, facts.started_at
 
 

@@ -15,7 +15,7 @@ from runner.config.load import Document, Mark, config_error, near_miss, parse_va
 from runner.config.shape import all_keys, demand, schema_of, split_key
 from runner.config.spec import ToolsSpec
 from runner.config.trust import find_profile
-from runner.config.values import parse_duration, parse_size
+from runner.config.values import LIMIT_VALUES
 from runner.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -155,10 +155,8 @@ def limit_number(name: str, value: Any) -> float | None:
     if value is None:
         number: float | None = getattr(Limits(), name)
         return number
-    if name in {"wall", "idle", "tool"}:
-        return parse_duration(value)
-    if name in {"tokens", "output_bytes"}:
-        return parse_size(value)
+    if name in LIMIT_VALUES:
+        return LIMIT_VALUES[name](value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     raise ValueError("a number is needed")

@@ -265,6 +265,16 @@ class Limits(Section):
     tokens: Size | None = None
     """Input and output tokens in all. Absent: no limit."""
 
+    input_tokens: Size | None = None
+    """Input tokens in all, those read from and written to the provider's cache included. Absent: no limit."""
+
+    output_tokens: Size | None = None
+    """Output tokens in all, reasoning included. Absent: no limit."""
+
+    tool_time: Duration | None = None
+    """Time of all tool calls together; of calls that run at the same time each counts. What runs in the background
+    does not. Absent: no limit."""
+
     output_bytes: Size | None = None
     """Bytes that tools may put out in all."""
 

@@ -18,7 +18,7 @@ from runner.config.responses import parse_script
 from runner.config.shape import demand, schema_of, split_key
 from runner.config.spec import ProfileSpec, ToolsSpec
 from runner.config.trust import is_inside, shipped_policy_hint
-from runner.config.values import parse_duration, parse_memory, parse_size
+from runner.config.values import LIMIT_VALUES, parse_duration, parse_memory, parse_size
 from runner.errors import ConfigError
 from runner.permission import Mode, Trust
 from runner.providers.address import address_problem, masked
@@ -154,8 +154,8 @@ def _profile_name(source: str) -> str:
 
 
 _CONVERT: Final[dict[str, Callable[[Any], Any]]] = {
-    **dict.fromkeys(("wall", "idle", "tool"), parse_duration),
-    **dict.fromkeys(("tokens", "output_bytes", "file_size"), parse_size),
+    **LIMIT_VALUES,
+    "file_size": parse_size,
     **dict.fromkeys(("spill_bytes", "spill_head", "spill_tail", "prune_over", "prune_head", "prune_tail"), parse_size),
     **dict.fromkeys(("summary_max_tokens", "min_output", "max_output_tokens", "context_window"), parse_size),
     "memory": parse_memory,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from runner.config.load import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 DURATION_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)$"
 SIZE_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?[kKmMgG]?$"
@@ -72,6 +75,13 @@ def parse_memory(value: Any) -> int:
     if size < LEAST_MEMORY:
         raise ValueError(f"{describe(value)} is out of range: write at least 16M, file tools do not start with less")
     return size
+
+
+LIMIT_VALUES: Final[Mapping[str, Callable[[Any], float]]] = {
+    **dict.fromkeys(("wall", "idle", "tool", "tool_time"), parse_duration),
+    **dict.fromkeys(("tokens", "input_tokens", "output_tokens", "output_bytes"), parse_size),
+}
+"""Limit → how its value in YAML becomes a number; the others are numbers in YAML."""
 
 
 def _as_float(value: float) -> float:

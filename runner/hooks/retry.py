@@ -15,7 +15,7 @@ from runner.figures import counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runner.agent.hook import RequestFailed
+    from runner.agent.hook import RequestEnded
     from runner.agent.settings import RetrySpec
 
 FIRST_DELAY = 0.5
@@ -36,29 +36,30 @@ class RetryHook(Hook):
         self._spec = spec
         self._random = random
 
-    def on_response(self, failed: RequestFailed) -> float | None:
+    def on_response(self, ended: RequestEnded) -> float | None:
         """Seconds to wait, None when the failure is final or the budget is used up.
 
         A failure that could have passed says then how often it was tried, and what ended that.
         """
-        if not failed.error.retryable:
+        error = ended.error
+        if error is None or not error.retryable:
             return None
-        asked = failed.error.retry_after
+        asked = error.retry_after
         delay: float
         if asked is None:
-            delay = min(FIRST_DELAY * 2 ** (failed.attempt - 1), LONGEST_DELAY)
+            delay = min(FIRST_DELAY * 2 ** (ended.attempt - 1), LONGEST_DELAY)
             delay *= 1 - JITTER * self._random()
         else:
             delay = max(0.0, asked)
-        if failed.attempt >= self._spec.attempts:
+        if ended.attempt >= self._spec.attempts:
             why = ""
         elif asked is not None and asked > LONGEST_RETRY_AFTER:
             why = f", since the server asks to wait {asked:,.0f} s, more than {LONGEST_RETRY_AFTER:.0f}"
-        elif failed.waited + delay > self._spec.seconds:
+        elif ended.waited + delay > self._spec.seconds:
             why = f", since retry.seconds is {self._spec.seconds:g}"
         else:
             return delay
-        times = counted(failed.attempt, "attempt") + ("" if failed.attempt == 1 else f" in {failed.waited:.0f} s")
-        failed.error.message += f" (given up after {times}{why})"
-        failed.error.hint = failed.error.hint or "run it again later, or raise retry.attempts and retry.seconds"
+        times = counted(ended.attempt, "attempt") + ("" if ended.attempt == 1 else f" in {ended.waited:.0f} s")
+        error.message += f" (given up after {times}{why})"
+        error.hint = error.hint or "run it again later, or raise retry.attempts and retry.seconds"
         return None

@@ -1,10 +1,10 @@
-"""What every tool call passes: validate, policy, guards, execute, post-execute, finalize.
+"""What every tool call passes: validate, policy, guards, execute, post-execute, finalize (``Pipeline.run_call``).
 
 Invariants: only the policy allows, and only a call that was validated reaches it; one
 ``approval/asked`` and one ``approval/decided`` stand for each of those. A guard can only deny, and
 nothing behind it overturns that. A stage that throws denies. What was decided on (arguments,
-resolved paths, mode) is what runs. ``prepare`` and ``finish`` run in model order on the loop's
-thread, ``perform`` may run on any thread and emits nothing.
+resolved paths, mode) is what runs; guards and hooks get copies of it. ``prepare`` and ``finish`` run
+in model order on the loop's thread, ``perform`` may run on any thread and emits nothing.
 Events: ``approval/asked`` and ``approval/decided`` through ``emit``. No effect on the prefix cache:
 results are appended.
 """
@@ -19,13 +19,13 @@ from runner import diagnostics
 from runner.approvals.policy import DEFAULT_RULE, Decision
 from runner.approvals.resolver import Resolution
 from runner.errors import ErrorCode, InternalError, RunnerError
-from runner.messages import text_of
-from runner.record import field, mutable_record, record
+from runner.messages import copy_json, text_of
+from runner.record import field, mutable_record, record, replace
 from runner.session.events import ApprovalAsked, ApprovalDecided, Redaction
 from runner.tools.base import Invocation, ToolOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from runner.approvals.policy import CallFacts
     from runner.cancellation import Cancellation
@@ -49,8 +49,21 @@ DENIALS = frozenset(
 )
 """Codes of calls that were not run."""
 
+_LEAST_SECONDS = 0.1
+"""What a call gets when hardly any time is left: none could be answered in no time at all."""
+
 _PROBLEMS = 5
 _PROBLEM_CHARS = 300
+
+
+class _Refused(Exception):  # noqa: N818  # control flow of this module
+    """The call goes no further."""
+
+    def __init__(self, stage: str, code: ErrorCode, reason: str) -> None:
+        super().__init__(reason)
+        self.stage = stage
+        self.code = code
+        self.reason = reason
 
 
 @record
@@ -58,6 +71,25 @@ class Denial:
     """A guard's refusal. There is no opposite: a guard that does not deny returns None."""
 
     reason: str
+
+
+@record
+class ParsedCall:
+    """A call as the schema of its tool sees it.
+
+    Attributes:
+        call: The call as the model wrote it.
+        tool: The tool, None if the call names none that may be used.
+        arguments: Parsed arguments, valid against the schema.
+        safe: Whether it may overlap other safe calls. Anything doubtful may not.
+        refusal: Why it goes no further, None for a valid call.
+    """
+
+    call: ToolCallBlock
+    tool: Tool | None
+    arguments: JsonObject
+    safe: bool
+    refusal: _Refused | None = None
 
 
 @record
@@ -173,14 +205,14 @@ class Finalizer(Protocol):
         ...
 
 
-class _Refused(Exception):  # noqa: N818  # control flow of this module
-    """The call goes no further."""
+class HeldTime(Protocol):
+    """Seconds held for one call; ``granted`` of them."""
 
-    def __init__(self, stage: str, code: ErrorCode, reason: str) -> None:
-        super().__init__(reason)
-        self.stage = stage
-        self.code = code
-        self.reason = reason
+    granted: float
+
+    def settle(self, used: Mapping[str, float]) -> None:
+        """Count the seconds the call took as ``tool_time``, give the rest back."""
+        ...
 
 
 class Pipeline:
@@ -194,6 +226,8 @@ class Pipeline:
         finalizer: The last stage.
         clock: Monotonic seconds.
         timeout: Seconds the next call may take at most.
+        hold_time: Holds, of at most so many seconds, the share of one of so many calls that run at the same time in
+            what is left for all calls of the run.
         holds_secret: Whether a call must be refused since it holds a known secret; gets the call as
             the model wrote it and its arguments as plain JSON, without escapes that hide text.
         guards: Asked in order after the policy; the first denial counts.
@@ -211,6 +245,7 @@ class Pipeline:
         clock: Callable[[], float],
         timeout: Callable[[], float],
         holds_secret: Callable[[ToolCallBlock, str], bool],
+        hold_time: Callable[[float, int], HeldTime] | None = None,
         guards: Sequence[Callable[[PreparedCall], Denial | None]] = (),
         after_tool: Sequence[Callable[[PreparedCall, ToolOutcome], ToolOutcome | None]] = (),
     ) -> None:
@@ -221,75 +256,80 @@ class Pipeline:
         self._finalizer = finalizer
         self._clock = clock
         self._timeout = timeout
+        self._hold_time = hold_time or _Unlimited
         self._holds_secret = holds_secret
         self._guards = guards
         self._after_tool = after_tool
         self._validators: dict[str, tuple[Tool, Any]] = {}
 
     def run_call(self, call: ToolCallBlock, cancellation: Cancellation) -> CallResult:
-        """Take one call through all stages.
+        """Take one call through all stages, one behind the other. The scheduler does the same with many calls.
+
+        1. Validate (can only refuse): a known tool that no mask takes away, arguments that fit its schema, paths that
+           can be told, no secret among the arguments.
+        2. Policy, the only stage that allows: one asked/decided pair for every validated call.
+        3. Guards: can only deny.
+        4. Execute: in the mode that was decided, with time limit and cancellation, again only if that is harmless.
+        5. Post-execute: ``after_tool`` hooks may replace the outcome.
+        6. Finalize: spill and redaction.
+
+        The caller writes ``tool/call`` before and ``tool/result`` behind them.
 
         Raises:
             RunnerError: Infrastructure broke (sandbox, storage), or a hook threw (INTERNAL).
         """
-        prepared = self.prepare(call)
-        if isinstance(prepared, PreparedCall):
-            prepared = self.perform(prepared, cancellation)
-        return self.finish(prepared)
+        performed = self.prepare(self.parse(call))
+        if isinstance(performed, PreparedCall):
+            performed = self.perform(performed, cancellation)
+        return self.finish(performed)
 
-    def begin_step(self) -> None:
-        """The calls that follow belong to a new step."""
-        self._finalizer.begin_step()
-
-    def is_concurrency_safe(self, call: ToolCallBlock) -> bool:
-        """Whether the call may overlap other safe calls. Anything doubtful may not."""
-        try:
-            tool = self._find_tool(call)
-            return _classify(tool, self._parse_arguments(tool, call))
-        except _Refused:
-            return False
-
-    def prepare(self, call: ToolCallBlock) -> PreparedCall | PerformedCall:
-        """Validate, ask the policy, ask the guards; a refused call comes back as performed."""
+    def parse(self, call: ToolCallBlock) -> ParsedCall:
+        """The first half of stage 1: what needs nothing but the call and the tool. Leaves no trace."""
+        tool = None
         try:
             tool = self._find_tool(call)
             arguments = self._parse_arguments(tool, call)
-            facts = self._collect_facts(tool, arguments)
-            self._refuse_secrets(call, arguments)
-            decision = self._ask_policy(call, arguments, facts)
-            prepared = PreparedCall(
-                call, tool, arguments, facts, decision, self._mode_of(facts, decision), _classify(tool, arguments)
-            )
+        except _Refused as refusal:
+            return ParsedCall(call, tool, {}, safe=False, refusal=refusal)
+        return ParsedCall(call, tool, arguments, safe=_classify(tool, arguments))
+
+    def prepare(self, parsed: ParsedCall) -> PreparedCall | PerformedCall:
+        """Stages 1 to 3: may the call run? A refused one comes back as performed."""
+        try:
+            tool, facts = self._validate(parsed)
+            decision = self._ask_policy(parsed, facts)
+            mode = self._mode_of(facts, decision)
+            prepared = PreparedCall(parsed.call, tool, parsed.arguments, facts, decision, mode, parsed.safe)
             self._ask_guards(prepared)
         except _Refused as refused:
             text = f"Denied at stage {refused.stage}: {refused.reason}"
             outcome = ToolOutcome([{"type": "text", "text": text}], error=refused.code)
-            return PerformedCall(call, outcome, self._mode)
+            return PerformedCall(parsed.call, outcome, self._mode)
         return prepared
 
-    def perform(self, prepared: PreparedCall, cancellation: Cancellation) -> PerformedCall:
-        """Run the call and let ``after_tool`` look at what came out.
+    def perform(self, prepared: PreparedCall, cancellation: Cancellation, *, together: int = 1) -> PerformedCall:
+        """Stages 4 and 5: run the call and let ``after_tool`` look at what came out.
+
+        Args:
+            prepared: The call.
+            cancellation: Ends it.
+            together: Calls that may run at the same time, this one included.
 
         Raises:
             RunnerError: Infrastructure broke, or a hook threw (INTERNAL).
         """
-        invocation = Invocation(
-            call_id=prepared.call["id"],
-            arguments=prepared.arguments,
-            facts=prepared.facts,
-            mode=prepared.mode,
-            timeout=self._timeout(),
-            cancellation=cancellation,
-            may_escalate=prepared.decision.may_escalate,
-        )
+        held = self._hold_time(self._timeout(), together)
         started = self._clock()
-        outcome, attempts = self._execute(prepared.tool, invocation)
-        milliseconds = round((self._clock() - started) * 1000)
-        outcome, replaced = self._replace(prepared, outcome)
+        try:
+            outcome, attempts = self._execute(prepared, max(_LEAST_SECONDS, held.granted), cancellation)
+        finally:
+            milliseconds = round((self._clock() - started) * 1000)
+            held.settle({"tool_time": milliseconds / 1000})
+        outcome, replaced = self._inspect(prepared, outcome)
         return PerformedCall(prepared.call, outcome, prepared.mode, milliseconds, attempts, replaced)
 
     def finish(self, performed: PerformedCall) -> CallResult:
-        """Spill, redact and describe the result.
+        """Stage 6: spill, redact and describe the result.
 
         Raises:
             StorageError: The whole text of a long result cannot be kept.
@@ -312,6 +352,12 @@ class Pipeline:
         if final.redactions:
             events.append(Redaction(kind="secret", count=final.redactions, where=f"tool/result {call['id']}"))
         return CallResult(call, final.content, outcome.error, meta, events)
+
+    def begin_step(self) -> None:
+        """The calls that follow belong to a new step."""
+        self._finalizer.begin_step()
+
+    # --- 1. validate ----------------------------------------------------------------------------
 
     def _find_tool(self, call: ToolCallBlock) -> Tool:
         found = self._registry.lookup(call["name"])
@@ -351,6 +397,14 @@ class Pipeline:
             self._validators[name] = (tool, validator)
         return validator
 
+    def _validate(self, parsed: ParsedCall) -> tuple[Tool, CallFacts]:
+        """The second half of the stage, which looks at the workspace as it is when the call's turn comes."""
+        if parsed.tool is None or parsed.refusal is not None:
+            raise parsed.refusal or _Refused("validate", ErrorCode.UNKNOWN_TOOL, "there is no such tool")
+        facts = self._collect_facts(parsed.tool, parsed.arguments)
+        self._refuse_secrets(parsed.call, parsed.arguments)
+        return parsed.tool, facts
+
     @staticmethod
     def _collect_facts(tool: Tool, arguments: JsonObject) -> CallFacts:
         try:
@@ -376,8 +430,11 @@ class Pipeline:
             reason = "the arguments hold the value of a secret, which no tool may get"
             raise _Refused("validate", ErrorCode.INVALID_ARGS, reason)
 
-    def _ask_policy(self, call: ToolCallBlock, arguments: JsonObject, facts: CallFacts) -> Decision:
-        justification = arguments.get("justification") if facts.escalation is not None else None
+    # --- 2. policy ------------------------------------------------------------------------------
+
+    def _ask_policy(self, parsed: ParsedCall, facts: CallFacts) -> Decision:
+        call = parsed.call
+        justification = parsed.arguments.get("justification") if facts.escalation is not None else None
         try:
             resolution = self._resolve(facts, call_id=call["id"], justification=justification)
         except Exception as error:  # noqa: BLE001  # whatever it was, it is not a permission
@@ -393,23 +450,40 @@ class Pipeline:
         mode = facts.escalation or self._mode
         return mode if decision.mode is None or mode.rank < decision.mode.rank else decision.mode
 
+    # --- 3. guards ------------------------------------------------------------------------------
+
     def _ask_guards(self, prepared: PreparedCall) -> None:
-        before = json.dumps(prepared.arguments) if self._guards else ""
         for guard in self._guards:
-            name = getattr(guard, "__qualname__", type(guard).__name__)
+            name = _name_of(guard)
+            shown = _own_copy(prepared)
             try:
-                denial = guard(prepared)
-                unchanged = json.dumps(prepared.arguments) == before
+                denial = guard(shown)
             except Exception as error:
                 diagnostics.warning("a guard failed", guard=name, error=repr(error))
                 raise _Refused("guards", ErrorCode.GUARD_DENIED, f"the guard {name} failed, which denies") from error
-            if denial is not None:
+            if isinstance(denial, Denial):
                 reason = f"{name}: {denial.reason}. Escalation does not change this."
                 raise _Refused("guards", ErrorCode.GUARD_DENIED, reason)
-            if not unchanged:
+            if denial is not None:
+                reason = f"the guard {name} gave neither a denial nor nothing, which denies"
+                raise _Refused("guards", ErrorCode.GUARD_DENIED, reason)
+            if (shown.call, shown.arguments) != (prepared.call, prepared.arguments):
                 raise _Refused("guards", ErrorCode.GUARD_DENIED, f"the guard {name} changed the call, which denies")
 
-    def _execute(self, tool: Tool, invocation: Invocation) -> tuple[ToolOutcome, int]:
+    # --- 4. execute -----------------------------------------------------------------------------
+
+    def _execute(self, prepared: PreparedCall, seconds: float, cancellation: Cancellation) -> tuple[ToolOutcome, int]:
+        """Run the call; returns its outcome and how often it was run."""
+        tool = prepared.tool
+        invocation = Invocation(
+            call_id=prepared.call["id"],
+            arguments=prepared.arguments,
+            facts=prepared.facts,
+            mode=prepared.mode,
+            timeout=seconds,
+            cancellation=cancellation,
+            may_escalate=prepared.decision.may_escalate,
+        )
         attempts = 0
         while True:
             attempts += 1
@@ -420,24 +494,26 @@ class Pipeline:
             except Exception as error:  # noqa: BLE001  # a fault of the tool is a result, not the end of the run
                 name = tool.schema["name"]
                 diagnostics.warning("a tool broke", tool=name, callId=invocation.call_id, error=repr(error))
-                if tool.idempotent and attempts < ATTEMPTS and not invocation.cancellation.cancelled:
+                if tool.idempotent and attempts < ATTEMPTS and not cancellation.cancelled:
                     continue
                 text = f"The tool {name} broke ({type(error).__name__}). This is a fault of the tool."
                 if not tool.idempotent:
                     text += " Whether the call had an effect is not known."
                 return ToolOutcome([{"type": "text", "text": text}], error=ErrorCode.TOOL_FAILED), attempts
 
-    def _replace(self, prepared: PreparedCall, outcome: ToolOutcome) -> tuple[ToolOutcome, str | None]:
+    # --- 5. post-execute ------------------------------------------------------------------------
+
+    def _inspect(self, prepared: PreparedCall, outcome: ToolOutcome) -> tuple[ToolOutcome, str | None]:
         """Ask the ``after_tool`` hooks; the digest is that of the content the tool gave."""
         first = outcome
         for hook in self._after_tool:
+            shown = replace(outcome, content=copy_json(list(outcome.content)), meta=copy_json(outcome.meta))
             try:
-                replacement = hook(prepared, outcome)
+                replacement = hook(_own_copy(prepared), shown)
             except RunnerError:
                 raise
             except Exception as error:
-                name = getattr(hook, "__qualname__", type(hook).__name__)
-                raise InternalError(f"the hook {name} failed at after_tool: {error!r}") from error
+                raise InternalError(f"the hook {_name_of(hook)} failed: {error!r}") from error
             outcome = outcome if replacement is None else replacement
         if outcome is first:
             return outcome, None
@@ -445,6 +521,17 @@ class Pipeline:
             _remove(first.overflow)
         whole = json.dumps(list(first.content), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         return outcome, hashlib.sha256(whole.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+class _Unlimited:
+    """All the time that was asked for."""
+
+    def __init__(self, seconds: float, together: int) -> None:
+        del together
+        self.granted = seconds
+
+    def settle(self, used: Mapping[str, float]) -> None:
+        """Count nothing."""
 
 
 def abort(call: ToolCallBlock, mode: Mode, reason: str) -> PerformedCall:
@@ -470,6 +557,15 @@ def _classify(tool: Tool, arguments: JsonObject) -> bool:
     except Exception as error:  # noqa: BLE001  # a classifier that throws says nothing about the call
         diagnostics.warning("a tool could not classify a call", tool=tool.schema["name"], error=repr(error))
         return False
+
+
+def _own_copy(prepared: PreparedCall) -> PreparedCall:
+    """The call for somebody who may only look at it."""
+    return replace(prepared, call=copy_json(prepared.call), arguments=copy_json(prepared.arguments))
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)
 
 
 def _undecided(call: ToolCallBlock, facts: CallFacts) -> Resolution:

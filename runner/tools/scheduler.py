@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from runner.messages import Message, ToolCallBlock
     from runner.permission import Mode
     from runner.session.events import Event
-    from runner.tools.pipeline import Pipeline
+    from runner.tools.pipeline import ParsedCall, Pipeline
 
 _Begun = tuple[int, PreparedCall | PerformedCall]
 """The seq of ``tool/call``, and the call as ``prepare`` left it."""
 
 _REFUSED_AUTHORITY = (ErrorCode.POLICY_DENIED, ErrorCode.GUARD_DENIED, ErrorCode.TOOL_MASKED)
+
+_DENIED = "a call before it was denied, and the profile says on_denied: abort"
 
 
 @mutable_record
@@ -39,13 +41,12 @@ class CallReport:
 
     Attributes:
         results: One a call, in model order.
-        denied: Calls refused for want of authority (policy, guard, mask); malformed ones do not count.
-        output_bytes: Bytes of all results before anything was left out.
+        ends_run: Whether a call was refused for want of authority (policy, guard, mask; a malformed one is not) in a
+            run that such a call ends.
     """
 
     results: list[CallResult] = field(default_factory=list)
-    denied: int = 0
-    output_bytes: int = 0
+    ends_run: bool = False
 
 
 @mutable_record
@@ -69,8 +70,8 @@ class Scheduler:
         cancellation: Goes up when the run is cancelled.
         parallel: Most calls that run at the same time.
         before_side_effects: Called once before the first call of a group that may change something.
-        halt: Says why no further call may start (a limit, a denial that ends the run), else None. Asked
-            from any thread.
+        halt: Says why no further call may start (a limit), else None. Asked from any thread.
+        abort_on_denied: Whether a denied call ends the run: those behind it are not asked for.
         stop_background: Ends what the turn's calls left running; returns what that was.
     """
 
@@ -85,6 +86,7 @@ class Scheduler:
         parallel: int,
         before_side_effects: Callable[[], None],
         halt: Callable[[], str | None] = lambda: None,
+        abort_on_denied: bool = False,
         stop_background: Callable[[], list[str]] = list,
     ) -> None:
         self._pipeline = pipeline
@@ -95,6 +97,7 @@ class Scheduler:
         self._parallel = parallel
         self._before_side_effects = before_side_effects
         self._halt = halt
+        self._abort_on_denied = abort_on_denied
         self._stop_background = stop_background
 
     def run(self, calls: Sequence[ToolCallBlock], *, turn: int, step: int) -> CallReport:
@@ -116,16 +119,17 @@ class Scheduler:
         """Stop what the turn's calls left running in the background; returns what that was."""
         return self._stop_background()
 
-    def _groups(self, calls: Sequence[ToolCallBlock]) -> Iterator[list[ToolCallBlock]]:
-        group: list[ToolCallBlock] = []
+    def _groups(self, calls: Sequence[ToolCallBlock]) -> Iterator[list[ParsedCall]]:
+        group: list[ParsedCall] = []
         for call in calls:
-            if self._pipeline.is_concurrency_safe(call):
-                group.append(call)
+            parsed = self._pipeline.parse(call)
+            if parsed.safe:
+                group.append(parsed)
                 continue
             if group:
                 yield group
                 group = []
-            yield [call]
+            yield [parsed]
         if group:
             yield group
 
@@ -137,17 +141,21 @@ class Scheduler:
             return "the run ends, since another call met a broken sandbox or storage"
         return self._halt()
 
-    def _begin(self, call: ToolCallBlock, state: _Step) -> _Begun:
+    def _begin(self, parsed: ParsedCall, state: _Step) -> _Begun:
         """Write the call down and prepare it, unless nothing may start any more."""
+        call = parsed.call
         event = self._append(
             ToolCall(
                 turn=state.turn, step=state.step, call_id=call["id"], name=call["name"], arguments=call["arguments"]
             )
         )
-        stopped = self._stopped(state)
+        stopped = _DENIED if state.report.ends_run else self._stopped(state)
         if stopped is not None:
             return event.seq, abort(call, self._mode, stopped)
-        return event.seq, self._pipeline.prepare(call)
+        prepared = self._pipeline.prepare(parsed)
+        if self._abort_on_denied and isinstance(prepared, PerformedCall):
+            state.report.ends_run = prepared.outcome.error in _REFUSED_AUTHORITY
+        return event.seq, prepared
 
     def _run_group(self, group: list[_Begun], state: _Step) -> None:
         runnable = [call for _, call in group if isinstance(call, PreparedCall)]
@@ -157,13 +165,13 @@ class Scheduler:
             self._run_side_by_side(group, min(self._parallel, len(runnable)), state)
             return
         for seq, call in group:
-            self._commit_result(seq, self._perform(call, state), state)
+            self._commit_result(seq, self._perform(call, 1, state), state)
 
     def _run_side_by_side(self, group: list[_Begun], threads: int, state: _Step) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(threads, thread_name_prefix="tool") as pool:
-            futures = [(seq, pool.submit(self._perform, call, state)) for seq, call in group]
+            futures = [(seq, pool.submit(self._perform, call, threads, state)) for seq, call in group]
             try:
                 for seq, future in futures:
                     self._commit_result(seq, future.result(), state)
@@ -171,15 +179,18 @@ class Scheduler:
                 state.fault = state.fault or error
                 raise
 
-    def _perform(self, call: PreparedCall | PerformedCall, state: _Step) -> PerformedCall:
-        """Run a call unless it was refused or nothing may start any more. On any thread."""
+    def _perform(self, call: PreparedCall | PerformedCall, together: int, state: _Step) -> PerformedCall:
+        """Run a call, at most ``together`` at once, unless it was refused or nothing may start any more.
+
+        On any thread.
+        """
         if isinstance(call, PerformedCall):
             return call
         stopped = self._stopped(state)
         if stopped is not None:
             return abort(call.call, self._mode, stopped)
         try:
-            return self._pipeline.perform(call, self._cancellation)
+            return self._pipeline.perform(call, self._cancellation, together=together)
         except RunnerError as error:
             return self._faulted(call.call, error, state)
 
@@ -220,7 +231,4 @@ class Scheduler:
                 source_event_seqs=[call_seq],
             )
         )
-        report = state.report
-        report.results.append(result)
-        report.denied += result.error in _REFUSED_AUTHORITY
-        report.output_bytes += result.meta["bytes"]
+        state.report.results.append(result)

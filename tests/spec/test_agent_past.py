@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from runner.agent.budget import COUNTED
 from runner.agent.inbox import Inbox
 from runner.agent.past import Past
 from runner.session import events as ev
@@ -57,7 +58,7 @@ class Session:
 
 
 def test_history_numbers_and_used_limits_are_those_of_the_log() -> None:
-    """Turns, steps, tokens, money, bytes of results, seconds."""
+    """Turns, steps, tokens, money, bytes of results, seconds of calls and in all."""
     session = Session(cost_of=lambda usage: usage["outputTokens"] / 10)
     session.add(
         ev.RequestHeaderEvent(header=HEADER, reason="initial"), ev.TurnStart(turn=1), ev.StepStart(turn=1, step=1)
@@ -74,7 +75,7 @@ def test_history_numbers_and_used_limits_are_those_of_the_log() -> None:
                 "content": [{"type": "tool-result", "toolCallId": "c", "content": [], "isError": False}],
                 "source": {"kind": "tool", "callId": "c"},
             },
-            meta={"bytes": 77},
+            meta={"bytes": 77, "durationMs": 1500},
             source_event_seqs=[0],
         ),
         ev.StepEnd(turn=1, step=1),
@@ -85,7 +86,8 @@ def test_history_numbers_and_used_limits_are_those_of_the_log() -> None:
     assert past.projection.messages == derive_messages(session.events)
     assert (past.turn, past.step, past.completed, past.answered) == (1, 1, True, 1)
     assert past.used == {
-        "turns": 1, "steps": 1, "tokens": 123, "cost": 2.0, "output_bytes": 77, "wall": len(session.events) - 1,
+        "turns": 1, "steps": 1, "tokens": 123, "input_tokens": 103, "output_tokens": 20, "cost": 2.0,
+        "output_bytes": 77, "tool_time": 1.5, "wall": len(session.events) - 1,
     }  # fmt: skip
     assert past.occupancy.of(HEADER, past.projection) > 123
 
@@ -107,7 +109,7 @@ def test_what_the_parent_of_a_fork_used_does_not_count() -> None:
     session.answer({"inputTokens": 5, "outputTokens": 5})
     session.add(ev.TurnEnd(turn=1, reason={"kind": "completed"}), ev.SessionEndSeed(), ev.TurnStart(turn=2))
 
-    assert session.past.used == {"turns": 0, "steps": 0, "tokens": 0, "cost": 0, "output_bytes": 0, "wall": 0}
+    assert session.past.used == dict.fromkeys((*COUNTED, "wall"), 0)
     assert session.past.forked
     assert session.past.turn == 2
 

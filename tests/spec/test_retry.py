@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.agent.hook import RequestFailed
+from runner.agent.hook import RequestEnded
 from runner.agent.settings import RetrySpec
 from runner.errors import ErrorCode, ProviderError
 from runner.hooks.retry import RetryHook
@@ -14,7 +14,7 @@ def asked(
     error: ProviderError, *, attempt: int = 1, waited: float = 0.0, spec: RetrySpec | None = None
 ) -> float | None:
     """What the hook answers, without jitter."""
-    return RetryHook(spec or RetrySpec(), random=lambda: 0.0).on_response(RequestFailed(error, attempt, waited))
+    return RetryHook(spec or RetrySpec(), random=lambda: 0.0).on_response(RequestEnded(error, attempt, waited))
 
 
 def passing(retry_after: float | None = None, hint: str | None = None) -> ProviderError:
@@ -27,7 +27,7 @@ def test_waits_double_up_to_a_cap() -> None:
     spec = RetrySpec(attempts=20)
 
     assert [asked(passing(), attempt=n, spec=spec) for n in range(1, 8)] == [0.5, 1, 2, 4, 8, 8, 8]
-    assert RetryHook(spec, random=lambda: 1.0).on_response(RequestFailed(passing(), 1, 0)) == 0.375
+    assert RetryHook(spec, random=lambda: 1.0).on_response(RequestEnded(passing(), 1, 0)) == 0.375
 
 
 def test_a_wait_that_the_server_asks_for_is_kept() -> None:

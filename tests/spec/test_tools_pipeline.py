@@ -487,7 +487,7 @@ def test_a_call_is_safe_to_overlap_only_if_its_tool_says_so(line: Line, name: st
     """Doubt means exclusive, and asking leaves no trace."""
     call: ToolCallBlock = {"type": "tool-call", "id": "c1", "name": name, "arguments": arguments}
 
-    assert line.pipeline.is_concurrency_safe(call) is safe
+    assert line.pipeline.parse(call).safe is safe
     assert line.events == []
 
 
@@ -502,5 +502,5 @@ def test_a_classifier_that_throws_or_says_something_odd_means_exclusive(line: Li
             return answer
 
         line.tool.is_concurrency_safe = classify  # type: ignore[method-assign,assignment]  # the tool is wrong on purpose
-        assert line.pipeline.is_concurrency_safe(call) is False
+        assert line.pipeline.parse(call).safe is False
         assert line.run().error is None

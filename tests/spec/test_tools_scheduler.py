@@ -197,7 +197,7 @@ def test_a_call_is_written_before_and_its_result_after_it_ran(reply: Reply) -> N
     ]
     assert "error" not in result["data"]
     assert result["data"]["meta"]["attempts"] == 1
-    assert (report.denied, report.output_bytes, len(report.results)) == (0, 1, 1)
+    assert (report.ends_run, len(report.results)) == (False, 1)
 
 
 def test_safe_calls_overlap_and_an_exclusive_one_is_a_barrier(reply: Reply) -> None:
@@ -274,7 +274,7 @@ def test_the_log_is_made_durable_once_before_a_group_that_may_change_something(r
 
 
 def test_denied_and_broken_calls_get_results_and_do_not_stop_the_others(reply: Reply) -> None:
-    """Every call of the reply has exactly one result; want of authority is counted apart."""
+    """Every call of the reply has exactly one result."""
 
     def broken() -> ToolOutcome:
         raise ZeroDivisionError
@@ -285,7 +285,7 @@ def test_denied_and_broken_calls_get_results_and_do_not_stop_the_others(reply: R
 
     codes = {call: code for call, (_, code) in reply.results().items()}
     assert codes == {"1": "POLICY_DENIED", "2": "UNKNOWN_TOOL", "3": "TOOL_FAILED", "4": None}
-    assert report.denied == 1
+    assert not report.ends_run
     assert [result.call["id"] for result in report.results] == ["1", "2", "3", "4"]
 
 
