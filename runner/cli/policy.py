@@ -163,7 +163,9 @@ def _difference_lines(difference: JsonObject) -> Iterator[str]:
 
 
 def _verdict(verdict: JsonObject) -> str:
-    word = "allowed" if verdict["decision"] == "allow" else "denied"
+    word = {"allow": "allowed", "deny": "denied"}[verdict["decision"]]
+    if verdict["rule"] is None and verdict["decision"] == "allow":
+        word = "ran"  # nobody was asked
     rule = "" if verdict["rule"] is None else f" by {verdict['rule']}"
     return word + rule + ("" if verdict["mode"] is None else f", in {verdict['mode']}")
 
