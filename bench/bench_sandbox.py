@@ -1,8 +1,9 @@
 """Measure what one confined command costs: python bench/bench_sandbox.py [ROUNDS].
 
 Prints milliseconds for one ``true``: started by ``subprocess`` alone, run bare by this product, and under each
-backend that works here, in ``workspace-write`` in a repository of its own; beside each the ratio to the bare one. The
-kinds take turns within a round, so that what else the machine does meets all of them alike.
+backend that works here, in ``workspace-write`` in a repository of its own; beside each the ratio to the bare one and
+what it adds, with the aim. The kinds take turns within a round, so that what else the machine does meets all of them
+alike.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from runner.testing.sandbox import Box
 
 TRUE = ["/bin/true"]
+ADDED = {"bubblewrap": 15, "landlock": 20}
+"""Most milliseconds that a backend may add to a command, on a quiet machine."""
 
 
 def plain() -> None:
@@ -83,10 +86,12 @@ def main() -> None:
             box.close()
     bare = statistics.median(times["bare"])
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {rounds} rounds, ms for one `true`")
-    print(f"{'':<12}{'least':>8}{'median':>8}{'ratio':>8}")
+    print(f"{'':<12}{'least':>8}{'median':>8}{'ratio':>8}{'added':>8}  aim")
     for name, each in times.items():
         median = statistics.median(each)
-        print(f"{name:<12}{min(each):8.1f}{median:8.1f}{median / bare:8.1f}")
+        aim = ADDED.get(name)
+        verdict = "" if aim is None else f"under {aim}: {'met' if median - bare < aim else 'MISSED'}"
+        print(f"{name:<12}{min(each):8.1f}{median:8.1f}{median / bare:8.1f}{median - bare:8.1f}  {verdict}".rstrip())
 
 
 if __name__ == "__main__":

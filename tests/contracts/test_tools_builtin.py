@@ -21,7 +21,7 @@ from runner.messages import text_of
 from runner.permission import Mode, Trust
 from runner.redaction import Redactor
 from runner.sandbox.base import SandboxSpec
-from runner.sandbox.executor import Executor
+from runner.sandbox.executor import Executor, session_policy
 from runner.sandbox.probe import build_backend
 from runner.session.tokens import estimate_tools
 from runner.tools.builtin.files import EditFile, ReadFile, WriteFile
@@ -52,8 +52,7 @@ class Bench:
         spec = SandboxSpec()
         bare = backend == "none"
         self.mode = Mode.DANGER_FULL_ACCESS if bare else mode
-        self.executor = Executor(
-            None if bare else build_backend(backend),
+        policy = session_policy(
             spec,
             mode=self.mode,
             workspace=str(self.root),
@@ -61,6 +60,7 @@ class Bench:
             hidden=(str(root / "session"),),
             environment={"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"},
         )
+        self.executor = Executor(None if bare else build_backend(backend), policy)
         store = SpillStore(str(root / "session" / "spill"))
         self.spill = Spill(store, spec=CompactionSpec(), window=window, redactor=Redactor({"KEY": "hunter22"}))
         page = self.spill.page_bytes
