@@ -409,6 +409,7 @@ def build_executor(run: Run) -> Executor:
     """
     from runner.sandbox.environment import child_environment, hidden_paths
     from runner.sandbox.executor import Executor, session_policy
+    from runner.sandbox.forkserver import ForkServer
     from runner.sandbox.select import select_backend
 
     profile, spec = run.spec.profile, run.spec.profile.sandbox
@@ -417,22 +418,22 @@ def build_executor(run: Run) -> Executor:
         *hidden_paths(run.environ, hidden=[*spec.hidden, str(run.directory), *keys]),
         *_other_sessions(run),
     )
-    shared: dict[str, Any] = {
-        "mode": profile.mode,
-        "workspace": run.workspace.path,
-        "state": str(run.state),
-        "hidden": run.hidden,
-        "environment": child_environment(
+    policy = session_policy(
+        spec,
+        mode=profile.mode,
+        workspace=run.workspace.path,
+        state=str(run.state),
+        hidden=run.hidden,
+        environment=child_environment(
             run.environ, spec, home=str(run.state / "home"), tmp=str(run.state / "tmp"), secrets=run.secrets
         ),
-        "readable": run.workspace.readable,
-        "protected": (*run.workspace.counterparts(run.spec.defining_files), *run.workspace.git_links),
-    }
+        readable=run.workspace.readable,
+        protected=(*run.workspace.counterparts(run.spec.defining_files), *run.workspace.git_links),
+    )
     tightens = any(rule.mode is not None for rule in profile.policy.rules)
     if profile.mode is not Mode.DANGER_FULL_ACCESS or spec.require or tightens:
-        policy = session_policy(spec, **shared)
         run.backend = select_backend(spec, policy, cancellation=run.cancellation, environ=run.environ)
-    return Executor(run.backend, spec, **shared)
+    return Executor(run.backend, policy, fork_server=ForkServer())
 
 
 def _other_sessions(run: Run) -> tuple[str, ...]:

@@ -117,7 +117,8 @@ class ConfinedCommand:
     or failed to. ``wrapper_failed(exit_code, stderr)`` tells a broken sandbox from a failed command;
     a negative exit code is the number of the signal that ended the wrapper. ``finish`` frees the
     rest; call it once, after the end. ``wrapped`` is False for a command that runs bare. ``layout`` is
-    the file system as the command gets it, None for a bare one.
+    the file system as the command gets it, None for a bare one. ``inner`` is the command without its
+    wrapper where a ``ForkServer`` can start the same wrapper, with the descriptors ``pass_fds``, without ``argv``.
     """
 
     argv: list[str]
@@ -130,6 +131,7 @@ class ConfinedCommand:
     wrapper_failed: Callable[[int, bytes], bool] = lambda _code, _stderr: False
     finish: Callable[[], None] = lambda: None
     layout: Layout | None = None
+    inner: list[str] | None = None
 
     @property
     def wrapped(self) -> bool:

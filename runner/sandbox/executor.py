@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from runner.cancellation import Cancellation
     from runner.sandbox.base import Backend, SandboxSpec
+    from runner.sandbox.forkserver import ForkServer
 
 NOTHING_ENFORCED = ("writes", "hidden_files", "network", "unix_sockets", "system_calls", "limits", *PROPERTIES)
 """What does not hold for a command that runs bare."""
@@ -147,11 +148,13 @@ def _not_run(reason: str) -> ProcessResult:
 class _Conversation:
     """One running file worker and the request in flight."""
 
-    def __init__(self, command: ConfinedCommand) -> None:
+    def __init__(self, command: ConfinedCommand, fork_server: ForkServer | None) -> None:
         self._command = command
         self._errors = memory_file("worker-errors")
         try:
-            self._process = process.start(command, stdin=process.PIPE, stdout=process.PIPE, stderr=self._errors)
+            self._process = process.start(
+                command, stdin=process.PIPE, stdout=process.PIPE, stderr=self._errors, fork_server=fork_server
+            )
         except OSError as error:
             os.close(self._errors)
             raise SandboxError(
@@ -327,7 +330,8 @@ class Worker:
                     raise TimeoutError
                 self._changed.wait(min(_PATIENCE, deadline - now))
         try:
-            conversation = _Conversation(self._executor.command(own_program("worker.py"), mode=self._mode))
+            command = self._executor.command(own_program("worker.py"), mode=self._mode)
+            conversation = _Conversation(command, self._executor.fork_server)
         finally:
             with self._changed:
                 self._starting -= 1
@@ -401,40 +405,26 @@ class Executor:
         workspace: Canonical path of the workspace.
         tmp: The session's temporary folder, seen by commands and file tools under the same path.
         home: The private HOME of commands.
+        fork_server: Starts the commands of a backend that has a supervisor; None starts each supervisor anew.
     """
 
     def __init__(
-        self,
-        backend: Backend | None,
-        spec: SandboxSpec,
-        *,
-        mode: Mode,
-        workspace: str,
-        state: str,
-        hidden: Sequence[str],
-        environment: Mapping[str, str],
-        readable: Sequence[str] = (),
-        protected: Sequence[str] = (),
+        self, backend: Backend | None, policy: SandboxPolicy, *, fork_server: ForkServer | None = None
     ) -> None:
-        """Make the private folders; start nothing. Arguments and errors as for ``session_policy``.
+        """Start nothing yet.
 
-        ``backend`` None means that commands run bare, which only danger-full-access may.
+        Args:
+            backend: Confines the commands; None means that they run bare, which only danger-full-access may.
+            policy: The policy of the session's ordinary commands, see ``session_policy``.
+            fork_server: Makes the commands of a backend with a supervisor start faster; closed with the executor.
         """
         self._backend = backend
-        self._policy = session_policy(
-            spec,
-            mode=mode,
-            workspace=workspace,
-            state=state,
-            hidden=hidden,
-            environment=environment,
-            readable=readable,
-            protected=protected,
-        )
-        self.mode = mode
-        self.workspace = workspace
-        self.tmp = self._policy.tmp
-        self.home = self._policy.home
+        self._policy = policy
+        self.mode = policy.mode
+        self.workspace = policy.workspace
+        self.tmp = policy.tmp
+        self.home = policy.home
+        self.fork_server = fork_server
         self._lock = threading.Lock()
         self._workers: dict[Mode, Worker] = {}
         self._confining = threading.Lock()
@@ -587,7 +577,13 @@ class Executor:
             return _not_run(lost)
         command = self.command(argv, mode=mode, cwd=cwd, writable=writable, readable=readable, environment=environment)
         result = process.run(
-            command, timeout=timeout, cancellation=cancellation, capture=capture, overflow=overflow, stdin=stdin
+            command,
+            timeout=timeout,
+            cancellation=cancellation,
+            capture=capture,
+            overflow=overflow,
+            stdin=stdin,
+            fork_server=self.fork_server,
         )
         if result.wrapper_failed:
             lost = self.lost_workspace(mode)
@@ -628,7 +624,7 @@ class Executor:
         target = os.open(output, flags, 0o600)
         try:
             command = self.command(argv, mode=mode)
-            running = process.start(command, stdout=target)
+            running = process.start(command, stdout=target, fork_server=self.fork_server)
         except OSError as error:
             os.close(target)
             if mode is Mode.DANGER_FULL_ACCESS:
@@ -699,3 +695,5 @@ class Executor:
                 workers, self._workers = self._workers, {}
             for worker in workers.values():
                 worker.close()
+            if self.fork_server is not None:
+                self.fork_server.close()

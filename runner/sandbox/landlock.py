@@ -150,4 +150,5 @@ class Landlock:
             wrapper_failed=wrapper_failed,
             finish=lambda: os.close(status),
             layout=plan,
+            inner=list(argv),
         )

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from runner.cancellation import Cancellation
     from runner.sandbox.base import ConfinedCommand
+    from runner.sandbox.forkserver import ForkServer
 
 GRACE = 2.0
 """Seconds between TERM and KILL when a command ran out of time."""
@@ -142,6 +143,54 @@ _marks = _Marks()
 _spawn_lock = threading.Lock()
 
 
+class _Forked:
+    """A child that the fork server started: of ``Popen`` what is used here."""
+
+    def __init__(self, pid: int, stdin: int | None, stdout: int | None) -> None:
+        self.pid = pid
+        self.stdin = stdin
+        self.stdout = stdout
+        self.returncode = 0
+
+    def wait(self) -> int:
+        """Reap the child; returns its exit code, negative for a signal."""
+        _, status = os.waitpid(self.pid, 0)
+        self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+def _both_ends(wanted: int, *, reads: bool) -> tuple[int, int | None]:
+    """A descriptor for the child, to be closed here in any case, and our end if it is a pipe's."""
+    if wanted == DEVNULL:
+        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), None
+    if wanted == PIPE:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        return (read, write) if reads else (write, read)
+    return os.dup(wanted), None
+
+
+def _fork(server: ForkServer, command: ConfinedCommand, stdin: int, stdout: int, stderr: int) -> tuple[_Forked, int]:
+    """Have the fork server start the command; else as ``_spawn``."""
+    assert command.inner is not None
+    with _spawn_lock:
+        endless = resource.getrlimit(resource.RLIMIT_RTTIME)[1] == resource.RLIM_INFINITY
+        mark = _marks.new() if endless else 0
+    source, own_source = _both_ends(stdin, reads=True)
+    target, own_target = _both_ends(stdout, reads=False)
+    errors = target if stderr == subprocess.STDOUT else stderr
+    try:
+        pid = server.start(command.inner, command.environment, (*command.pass_fds, source, target, errors), mark)
+    except BaseException:
+        for descriptor in (own_source, own_target):
+            if descriptor is not None:
+                os.close(descriptor)
+        raise
+    finally:
+        os.close(source)
+        os.close(target)
+    return _Forked(pid, own_source, own_target), mark
+
+
 def _spawn(command: ConfinedCommand, stdin: int, stdout: int, stderr: int) -> tuple[subprocess.Popen[bytes], int]:
     """Start the command with a mark. Every process that carries the mark descends from it."""
     with _spawn_lock:
@@ -217,7 +266,7 @@ class RunningProcess:
         exit_fd: Descriptor that becomes readable at the end; None where the kernel has none.
     """
 
-    def __init__(self, command: ConfinedCommand, process: subprocess.Popen[bytes], mark: int) -> None:
+    def __init__(self, command: ConfinedCommand, process: subprocess.Popen[bytes] | _Forked, mark: int) -> None:
         self.pid = process.pid
         self.command = command
         self._process = process
@@ -237,8 +286,8 @@ class RunningProcess:
     @staticmethod
     def _take(stream: object) -> int | None:
         """Take a pipe's descriptor away from its file object, which would add buffers and warnings."""
-        if stream is None:
-            return None
+        if stream is None or isinstance(stream, int):
+            return stream
         descriptor = os.dup(stream.fileno())  # type: ignore[attr-defined]  # a raw file by bufsize=0
         stream.close()  # type: ignore[attr-defined]  # likewise
         return descriptor
@@ -369,6 +418,7 @@ def start(
     stdout: int = PIPE,
     stderr: int = subprocess.STDOUT,
     outlives_thread: bool = True,
+    fork_server: ForkServer | None = None,
 ) -> RunningProcess:
     """Start a command without waiting for it.
 
@@ -378,18 +428,24 @@ def start(
         stdout: ``PIPE`` or a descriptor.
         stderr: A descriptor; by default it goes where stdout goes.
         outlives_thread: The command may run longer than the calling thread.
+        fork_server: Starts the wrapper of a command that has an ``inner`` one.
 
     Raises:
         OSError: The program or the working directory is not there.
-        SandboxError: SANDBOX_UNAVAILABLE, the kernel does not let the runner adopt orphans.
+        SandboxError: SANDBOX_UNAVAILABLE, the kernel does not let the runner adopt orphans, or the fork server
+            does not work.
     """
     _subreaper.ensure()
 
     def work() -> tuple[subprocess.Popen[bytes], int]:
         return _spawn(command, stdin, stdout, stderr)
 
+    process: subprocess.Popen[bytes] | _Forked
     try:
-        process, mark = _spawner.call(work) if outlives_thread else work()
+        if fork_server is not None and command.inner is not None:
+            process, mark = _fork(fork_server, command, stdin, stdout, stderr)
+        else:
+            process, mark = _spawner.call(work) if outlives_thread else work()
     except BaseException:
         command.finish()
         raise
@@ -576,6 +632,7 @@ def run(
     capture: int = 8_000_000,
     overflow: str | None = None,
     stdin: bytes | None = None,
+    fork_server: ForkServer | None = None,
 ) -> ProcessResult:
     """Run a command to its end.
 
@@ -586,6 +643,7 @@ def run(
         capture: Bytes of output to keep in memory; of more than that the first and the last half.
         overflow: Path of a file to be made for the whole output if it is more than ``capture``.
         stdin: What the command can read; nothing if None.
+        fork_server: See ``start``.
 
     Raises:
         StorageError: STORAGE_FAILED, the overflow file cannot be written; the command is killed.
@@ -594,7 +652,7 @@ def run(
     began = time.monotonic()
     source = DEVNULL if stdin is None else memory_file("stdin", stdin)
     try:
-        running = start(command, stdin=source, outlives_thread=False)
+        running = start(command, stdin=source, outlives_thread=False, fork_server=fork_server)
     except OSError as error:
         return _not_started(command, error, began)
     finally:

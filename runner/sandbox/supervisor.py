@@ -2,8 +2,9 @@
 
 Started as ``python -I -S -E supervisor.py POLICY STATUS -- argv``, both descriptors. POLICY holds pairs of
 NUL-terminated fields, see ``landlock.py``. The byte ``s`` in STATUS means that every restriction
-was in force and the command was started. Standard library only, and little of it: its start is
-paid for with every command.
+was in force and the command was started. ``supervisor.py serve SOCKET`` is the fork server: it starts such a
+supervisor for each request by forking itself, which saves the start of Python, see ``forkserver.py``. Standard
+library only, and little of it.
 
 Invariants: only the forked child is restricted, so the supervisor can always signal it; whatever
 the child leaves behind is reparented here and killed before the supervisor exits; when the runner
@@ -23,6 +24,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
+    import socket
     from collections.abc import Iterable, Iterator
     from typing import NoReturn
 
@@ -44,6 +46,8 @@ _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION = 0x20080522
 _DAC_OVERRIDE = 1
 _FOWNER = 3
+_SIGHUP = 1
+_SIGINT = 2
 _SIGKILL = 9
 _SIGPIPE = 13
 _SIGTERM = 15
@@ -94,6 +98,7 @@ _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 
 _OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _CLEANUP_SECONDS = 10.0
+_REQUEST_DESCRIPTORS = 6
 
 
 class SetupError(Exception):
@@ -543,10 +548,8 @@ def _become_supervisor(policy: _Policy) -> list[int]:
     return [runner, _signal_descriptor(libc)]
 
 
-def main(arguments: list[str]) -> int:
+def _supervise_command(policy_descriptor: int, status: int, argv: list[bytes]) -> int:
     """Run one confined command; returns its exit code."""
-    policy_descriptor, status = int(arguments[0]), int(arguments[1])
-    argv = [os.fsencode(argument) for argument in arguments[3:]]
     try:
         with open(policy_descriptor, "rb") as file:
             policy = _Policy(file.read())
@@ -560,6 +563,108 @@ def main(arguments: list[str]) -> int:
         _start(policy, status, argv, supervisor)
     os.close(status)
     return _supervise(child, ends)
+
+
+def _serve(server: int) -> int:
+    """Fork a supervisor for each request until the runner is gone; returns the exit code.
+
+    A request is one message with the descriptors of its own fields, of POLICY and STATUS, and of the command's
+    stdin, stdout and stderr. The answer is the new supervisor's process id, or what failed.
+    """
+    import array
+    import ctypes
+    import socket
+
+    libc = _libc()
+    _call("dumpable", libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
+    for number in (_SIGINT, _SIGTERM, _SIGHUP):  # the runner decides when it ends
+        libc.signal(number, ctypes.c_void_p(1))
+    runner = os.getppid()
+    space = socket.CMSG_SPACE(_REQUEST_DESCRIPTORS * array.array("i").itemsize)
+    with socket.socket(fileno=server) as connection:
+        while True:
+            word, parts, _, _ = connection.recvmsg(1, space)
+            if not word:
+                return 0
+            descriptors = array.array("i")
+            for _, _, data in parts:
+                descriptors.frombytes(data)
+            try:
+                answer = b"%d" % _fork_supervisor(runner, list(descriptors), connection)
+            except OSError as error:
+                answer = os.fsencode(f"cannot fork: {error.strerror}")
+            for descriptor in descriptors:
+                os.close(descriptor)
+            connection.send(answer)
+
+
+def _fork_supervisor(runner: int, descriptors: list[int], connection: socket.socket) -> int:
+    """Start a supervisor as a child of the runner; returns its process id.
+
+    Its parent ends at once, and the runner adopts what its descendants orphan. It is known by its session and its
+    mark, as all that the runner starts, before the runner hears of it.
+    """
+    told, tell = os.pipe()
+    adopted, adopt = os.pipe()
+    between = os.fork()
+    if between == 0:
+        try:
+            if os.fork() == 0:
+                connection.close()
+                os.close(told)
+                os.close(adopt)
+                _become_forked(runner, descriptors, tell, adopted)
+        except OSError as error:
+            os._exit(error.errno or 1)
+        finally:  # whatever happened, this is no second server
+            os._exit(0)
+    os.close(tell)
+    os.close(adopted)
+    try:
+        _, status = os.waitpid(between, 0)
+        failed = os.waitstatus_to_exitcode(status)
+        answer = os.read(told, 32)
+        if failed or not answer:
+            raise OSError(failed, os.strerror(failed) if failed > 0 else "the new process ended")
+        return int(answer)
+    finally:
+        os.close(told)
+        os.close(adopt)
+
+
+def _become_forked(runner: int, descriptors: list[int], tell: int, adopted: int) -> NoReturn:
+    """In the forked process: become the supervisor that the command line would have started."""
+    libc = _libc()
+    for number in (_SIGINT, _SIGTERM, _SIGHUP):
+        libc.signal(number, None)
+    request, policy, status, *streams = descriptors
+    os.setsid()
+    with open(request, "rb") as file:
+        fields = _Policy(file.read())
+    mark = fields.number(b"mark")
+    if mark:
+        resource.setrlimit(resource.RLIMIT_RTTIME, (mark, resource.getrlimit(resource.RLIMIT_RTTIME)[1]))
+    os.write(tell, b"%d" % os.getpid())
+    os.close(tell)
+    os.read(adopted, 1)
+    os.close(adopted)
+    if os.getppid() != runner:
+        os._exit(SETUP_FAILED)
+    for descriptor, number in zip(streams, range(3), strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environb.clear()
+    for variable in fields.all(b"variable"):
+        name, _, value = variable.partition(b"=")
+        os.environb[name] = value
+    os._exit(_supervise_command(policy, status, fields.all(b"argument")))
+
+
+def main(arguments: list[str]) -> int:
+    """Run one confined command, or serve; returns the exit code."""
+    if arguments[0] == "serve":
+        return _serve(int(arguments[1]))
+    return _supervise_command(int(arguments[0]), int(arguments[1]), [os.fsencode(each) for each in arguments[3:]])
 
 
 if __name__ == "__main__":

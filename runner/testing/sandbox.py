@@ -15,9 +15,11 @@ from runner.cancellation import Cancellation
 from runner.permission import Mode
 from runner.sandbox.base import BARE, SandboxSpec
 from runner.sandbox.environment import child_environment
-from runner.sandbox.executor import Executor
+from runner.sandbox.executor import Executor, session_policy
+from runner.sandbox.forkserver import ForkServer
 from runner.sandbox.launch import interpreter
 from runner.sandbox.probe import build_backend
+from runner.sandbox.supervisor import children_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +41,7 @@ class Box:
         outside: Neither workspace nor writable.
         state: Private folder of the session.
         cancellation: Ends the commands of ``run``.
+        fork_server: What the executors start supervisors with.
     """
 
     backend: str
@@ -47,6 +50,7 @@ class Box:
     outside: Path
     state: Path
     cancellation: Cancellation = field(default_factory=Cancellation)
+    fork_server: ForkServer = field(default_factory=ForkServer)
     started: list[Executor] = field(default_factory=list)
 
     @property
@@ -73,8 +77,7 @@ class Box:
         settings = SandboxSpec(**spec)
         home, tmp = str(self.state / "home"), str(self.tmp)
         variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"} if environ is None else environ
-        executor = Executor(
-            None if self.backend == BARE else build_backend(self.backend),
+        policy = session_policy(
             settings,
             mode=mode,
             workspace=str(workspace or self.workspace),
@@ -83,6 +86,8 @@ class Box:
             protected=[str(path) for path in protected],
             environment=child_environment(variables, settings, home=home, tmp=tmp, secrets={}),
         )
+        backend = None if self.backend == BARE else build_backend(self.backend)
+        executor = Executor(backend, policy, fork_server=self.fork_server)
         self.started.append(executor)
         return executor
 
@@ -115,6 +120,10 @@ class Box:
         for executor in self.started:
             executor.close()
         self.cancellation.close()
+
+    def children(self) -> set[int]:
+        """Children of this process, but for the fork server, which outlives commands."""
+        return set(children_of(os.getpid())) - {self.fork_server.pid}
 
     def assert_untouched(self) -> None:
         """The canary has its content and nothing was put beside it."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from runner.permission import Mode
 from runner.record import replace
-from runner.sandbox.executor import Executor
+from runner.sandbox.executor import Executor, session_policy
 from runner.workspace.snapshot import mark_index
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def confined_git(
     private.mkdir(mode=0o700, exist_ok=True)
     snapshot = workspace.snapshot
     _keep(snapshot, hidden)
-    executor = Executor(
-        backend,
+    policy = session_policy(
         replace(spec, network=False, unix_sockets=False, writable=()),
         mode=Mode.WORKSPACE_WRITE,
         workspace=snapshot.scratch,
@@ -68,6 +67,7 @@ def confined_git(
         environment={},
         readable=(snapshot.work_tree, *_directories(snapshot), *workspace.readable),
     )
+    executor = Executor(backend, policy)
 
     def run(argv: list[str], *, environment: dict[str, str], writable: tuple[str, ...], cwd: str) -> ProcessResult:
         return executor.run(

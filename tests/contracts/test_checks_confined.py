@@ -13,7 +13,7 @@ from runner.cancellation import Cancellation
 from runner.hooks.checks import ChecksHook
 from runner.permission import Mode
 from runner.sandbox.base import SandboxSpec
-from runner.sandbox.executor import Executor
+from runner.sandbox.executor import Executor, session_policy
 from runner.sandbox.probe import build_backend
 from runner.session import events as ev
 
@@ -38,8 +38,7 @@ def test_a_check_can_write_only_what_the_agent_can(tmp_path: Path, backend: str,
     workspace, state = tmp_path / "workspace", tmp_path / "state"
     (workspace / "sub").mkdir(parents=True)
     state.mkdir()
-    executor = Executor(
-        build_backend(backend),
+    policy = session_policy(
         SandboxSpec(backend=backend),
         mode=mode,
         workspace=str(workspace.resolve()),
@@ -47,6 +46,7 @@ def test_a_check_can_write_only_what_the_agent_can(tmp_path: Path, backend: str,
         hidden=(),
         environment={"PATH": "/usr/bin:/bin"},
     )
+    executor = Executor(build_backend(backend), policy)
     events: list[ev.Event] = []
     hook = ChecksHook(
         [Check("writes", f"touch sub/inside; touch {shlex.quote(str(tmp_path))}/outside; exit 4")],

@@ -104,6 +104,7 @@ def test_a_wrapper_that_breaks_in_mid_run_is_a_sandbox_failure(box: Box, monkeyp
     def broken(*arguments: Any, **options: Any) -> Any:
         command = real(*arguments, **options)
         command.argv = ["/bin/sh", "-c", "echo no more namespaces; exit 1"]
+        command.inner = None
         return command
 
     monkeypatch.setattr(executor, "command", broken)

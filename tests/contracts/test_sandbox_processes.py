@@ -15,7 +15,6 @@ import pytest
 
 from runner.permission import Mode
 from runner.sandbox.launch import interpreter
-from runner.sandbox.supervisor import children_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,12 +77,12 @@ def running_with(marker: str) -> list[int]:
 def test_a_daemon_that_ignores_signals_dies_with_its_call(box: Box, marker: str) -> None:
     """Forked twice, in a session of its own, deaf to TERM: gone when ``run`` returns."""
     beat = box.tmp / "beat"
-    before = children_of(os.getpid())
+    before = box.children()
     result = box.python(DAEMON, beat, marker, "pass")
 
     assert result.exit_code == 0, result.output
     assert running_with(marker) == []
-    assert children_of(os.getpid()) == before
+    assert box.children() == before
     assert not is_beating(beat)
 
 
@@ -124,7 +123,7 @@ def test_processes_that_fork_while_they_are_being_killed_are_all_gone(box: Box, 
     """Fifteen that each fork once when they are told to end, into a session of its own, deaf from then on."""
     executor = box.executor()
     said = box.tmp / "said"
-    before = children_of(os.getpid())
+    before = box.children()
     argv = [*interpreter(), "-c", FORK_WHEN_KILLED, str(said), marker]
     executor.start_background(argv, mode=Mode.WORKSPACE_WRITE, output=str(box.base / "output"), call_id="1")
     wait_for(lambda: said.exists() and said.read_text().count("ready") == 15)
@@ -132,7 +131,7 @@ def test_processes_that_fork_while_they_are_being_killed_are_all_gone(box: Box, 
     assert executor.stop_background() == ["1"]
     assert "forked" in said.read_text()
     assert running_with(marker) == []
-    assert children_of(os.getpid()) == before
+    assert box.children() == before
 
 
 def test_a_timeout_lets_the_command_clean_up_first(box: Box) -> None:
@@ -204,7 +203,7 @@ def test_background_processes_end_with_their_turn(box: Box, marker: str) -> None
 def test_a_background_process_survives_the_thread_that_started_it(box: Box, marker: str) -> None:
     """The wrapper dies with the runner, not with the thread that happened to start it."""
     executor = box.executor()
-    argv = ["/bin/bash", "-c", "echo up; sleep 60", marker]
+    argv = ["/bin/bash", "-c", "echo up; sleep 60; true", marker]
     thread = threading.Thread(
         target=executor.start_background,
         args=(argv,),

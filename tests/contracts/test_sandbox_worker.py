@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ import pytest
 
 from runner.errors import InternalError, SandboxError
 from runner.permission import Mode
-from runner.sandbox.supervisor import children_of
 
 if TYPE_CHECKING:
     from runner.sandbox.executor import Executor
@@ -71,13 +69,13 @@ def test_hidden_files_are_hidden_from_the_worker(box: Box) -> None:
 def test_a_call_that_takes_too_long_ends_its_worker(box: Box) -> None:
     """TIMEOUT after the time given, no process left of it, and the next call gets a new worker."""
     executor = box.executor()
-    before = children_of(os.getpid())
+    before = box.children()
     began = time.monotonic()
     answer = call(executor, box, "grep", timeout=1, **slow_search(box))
 
     assert (answer["ok"], answer["code"]) == (False, "TIMEOUT")
     assert time.monotonic() - began < 6
-    assert children_of(os.getpid()) == before
+    assert box.children() == before
     assert read(executor, box, box.workspace / "README")["ok"]
 
 
@@ -98,7 +96,7 @@ def test_ten_threads_share_few_workers(box: Box) -> None:
     for number in range(10):
         (box.workspace / "src" / f"file-{number}").write_text(f"text {number}\n")
     executor = box.executor()
-    before = children_of(os.getpid())
+    before = box.children()
     with ThreadPoolExecutor(11) as pool:
         slow = pool.submit(call, executor, box, "grep", timeout=2, **slow_search(box))
         time.sleep(0.2)
@@ -110,7 +108,7 @@ def test_ten_threads_share_few_workers(box: Box) -> None:
         assert slow.result()["code"] == "TIMEOUT"
 
     assert texts == [f"text {number % 10}\n" for number in range(200)]
-    assert 1 <= len(set(children_of(os.getpid())) - set(before)) <= 3
+    assert 1 <= len(box.children() - before) <= 3
 
 
 def test_a_large_answer_and_a_large_request_come_through(box: Box) -> None:
@@ -146,6 +144,7 @@ def test_a_sandbox_that_does_not_start_the_worker_ends_the_run(box: Box, monkeyp
     def broken(*arguments: Any, **options: Any) -> Any:
         command = real(*arguments, **options)
         command.argv = ["/bin/sh", "-c", "echo the wrapper broke >&2; exit 1"]
+        command.inner = None
         return command
 
     monkeypatch.setattr(executor, "command", broken)
@@ -155,7 +154,7 @@ def test_a_sandbox_that_does_not_start_the_worker_ends_the_run(box: Box, monkeyp
 
 def test_close_leaves_no_process(box: Box) -> None:
     """Idle and busy workers, background processes and their descriptors are gone; a late call is an error."""
-    before = children_of(os.getpid())
+    before = box.children()
     descriptors = {path.name for path in Path("/proc/self/fd").iterdir()}
     executor = box.executor()
     assert read(executor, box, box.workspace / "README")["ok"]
@@ -170,7 +169,7 @@ def test_close_leaves_no_process(box: Box) -> None:
     busy.join(10)
 
     assert answers == [{"ok": False, "code": "IO", "message": "the file worker ended during grep"}]
-    assert children_of(os.getpid()) == before
+    assert box.children() == before
     assert {path.name for path in Path("/proc/self/fd").iterdir()} == descriptors
     with pytest.raises(InternalError):
         worker.call("hello", {}, timeout=5, cancellation=box.cancellation)

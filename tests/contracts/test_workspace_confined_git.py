@@ -14,7 +14,7 @@ from runner.cancellation import Cancellation
 from runner.errors import RunnerError
 from runner.permission import Mode
 from runner.sandbox.base import SandboxSpec
-from runner.sandbox.executor import Executor
+from runner.sandbox.executor import Executor, session_policy
 from runner.sandbox.probe import build_backend
 from runner.workspace import RunGit, Workspace, prepare_workspace
 from runner.workspace.confined import confined_git
@@ -89,8 +89,7 @@ def test_the_agents_git_sees_the_history_of_an_isolated_workspace(
 ) -> None:
     """The folders its repository borrows from stay readable, and read-only."""
     with prepare_workspace(str(repo), state=tmp_path / "state", isolation=isolation) as workspace:
-        executor = Executor(
-            build_backend(backend),
+        policy = session_policy(
             SandboxSpec(backend=backend),
             mode=Mode.WORKSPACE_WRITE,
             workspace=workspace.path,
@@ -99,6 +98,7 @@ def test_the_agents_git_sees_the_history_of_an_isolated_workspace(
             environment={"PATH": "/usr/bin:/bin"},
             readable=workspace.readable,
         )
+        executor = Executor(build_backend(backend), policy)
         script = f"git log --format=%s && git status --porcelain; echo x > {shlex.quote(str(repo))}/.git/made"
         result = executor.run(
             ["/bin/sh", "-c", script], mode=Mode.WORKSPACE_WRITE, timeout=20, cancellation=Cancellation()

@@ -23,7 +23,7 @@ from runner.errors import ErrorCode
 from runner.permission import Mode, Trust
 from runner.redaction import Redactor
 from runner.sandbox.base import SandboxSpec
-from runner.sandbox.executor import Executor
+from runner.sandbox.executor import Executor, session_policy
 from runner.session.events import ApprovalAsked, ApprovalDecided, StepStart, TurnStart
 from runner.session.log import SessionLog
 from runner.tools.base import ToolOutcome
@@ -91,8 +91,7 @@ class Bench:
         (self.root / "sub" / "a").write_bytes(b"caf\xe9\n")
         (self.root / "link").symlink_to("a")
         (self.root / "loop").symlink_to("loop")
-        self.executor = Executor(
-            None,
+        policy = session_policy(
             SandboxSpec(),
             mode=Mode.DANGER_FULL_ACCESS,
             workspace=str(self.root),
@@ -100,6 +99,7 @@ class Bench:
             hidden=(),
             environment={"PATH": "/usr/bin:/bin"},
         )
+        self.executor = Executor(None, policy)
         store = SpillStore(str(root / "spill"))
         spill = Spill(store, spec=CompactionSpec(), window=64_000, redactor=Redactor({}))
         self.events: list[Event] = []

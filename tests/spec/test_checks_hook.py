@@ -16,7 +16,7 @@ from runner.hooks.checks import ChecksHook, output_tail
 from runner.outcome import derive_outcome
 from runner.permission import Mode
 from runner.sandbox.base import SandboxSpec
-from runner.sandbox.executor import Executor
+from runner.sandbox.executor import Executor, session_policy
 from runner.session import events as ev
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ class Bench:
         self.workspace = directory
         self.events: list[ev.Event] = []
         self.cancellation = Cancellation()
-        self.executor = Executor(
-            None,
+        policy = session_policy(
             SandboxSpec(),
             mode=Mode.DANGER_FULL_ACCESS,
             workspace=str(directory.resolve()),
@@ -52,6 +51,7 @@ class Bench:
             hidden=(),
             environment={"PATH": "/usr/bin:/bin"},
         )
+        self.executor = Executor(None, policy)
 
     def hook(self, *checks: Check, **more: Any) -> ChecksHook:
         """A hook for these checks."""
