@@ -91,7 +91,7 @@ class SpillStore:
             limit: Most lines.
             max_bytes: Most bytes.
         """
-        from runner.sandbox import worker
+        from runner.sandbox.files import pages, places
 
         match = _NAME.fullmatch(reference)
         unknown = f"this session has no result spill:{reference[:100]}"
@@ -101,8 +101,8 @@ class SpillStore:
         try:
             if match[2] is not None:
                 return _read_bytes(path, int(match[2]), max_bytes)
-            return worker.read({"path": path, "offset": offset, "limit": limit, "max_bytes": max_bytes})
-        except worker.Refusal as refusal:
+            return pages.read({"path": path, "offset": offset, "limit": limit, "max_bytes": max_bytes})
+        except places.Refusal as refusal:
             return unknown if refusal.code == "NOT_FOUND" else str(refusal).replace(path, f"spill:{match[1]}")
         except OSError:
             return unknown

@@ -422,7 +422,7 @@ def test_searches_say_what_they_left_out(bench: Bench) -> None:
     many.mkdir()
     for number in range(1_050):
         (many / f"{number:04}.txt").write_text("match\n")
-    (bench.root / "src" / "binary").write_bytes(b"\0")
+    (bench.root / "src" / "binary").write_bytes(b"\0nothing here")
 
     paths = bench.good("glob", pattern="many/*").splitlines()
     lines = bench.good("grep", pattern="match").splitlines()
@@ -430,7 +430,12 @@ def test_searches_say_what_they_left_out(bench: Bench) -> None:
     assert (len(paths), paths[-1]) == (1_001, "[more than 1000 paths; narrow the pattern]")
     assert (len(lines), lines[-1]) == (251, "[more matches than the first 250; narrow the pattern, path or glob]")
     assert bench.good("glob", pattern="*.nothing") == "no file matches"
-    assert bench.good("grep", pattern="nothing here", path="src") == "no line matches (1 binary files were skipped)"
+    assert bench.good("grep", pattern="nothing here", path="src") == "no line matches\n[1 binary file skipped]"
+    (bench.root / "src" / ".gitignore").write_text("binary\n*.log\n")
+    (bench.root / "src" / "x.log").write_text("match\n")
+    left_out = "[1 file or folder that git ignores left out; name one as path to look into it]"
+    assert bench.good("glob", pattern="**/*.log") == f"no file matches\n{left_out}"
+    assert bench.good("grep", pattern="match", path="src/x.log") == "src/x.log:1:match"
 
 
 @pytest.mark.parametrize(
@@ -514,13 +519,8 @@ def test_reads_and_searches_may_overlap_and_nothing_else(tmp_path: Path) -> None
         "todo": {"todos": []},
     }
 
-    safe = {
-        name
-        for name, arguments in calls.items()
-        if bench.pipeline.is_concurrency_safe(
-            {"type": "tool-call", "id": "1", "name": name, "arguments": json.dumps(arguments)}
-        )
-    }
+    tools = bench.registry.tools()
+    safe = {name for name, arguments in calls.items() if tools[name].is_concurrency_safe(arguments)}
     bench.close()
 
     assert safe == {"read_file", "glob", "grep"}

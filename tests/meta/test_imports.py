@@ -73,11 +73,23 @@ def test_help_loads_nothing_heavy() -> None:
     assert set(modules).isdisjoint(HEAVY)
 
 
-@pytest.mark.parametrize("module", ["supervisor", "worker"])
+INSIDE = [
+    path.relative_to(REPOSITORY / "runner" / "sandbox").as_posix()
+    for path in (
+        *(REPOSITORY / "runner" / "sandbox" / name for name in ("supervisor.py", "worker.py")),
+        *sorted((REPOSITORY / "runner" / "sandbox" / "files").glob("*.py")),
+    )
+]
+
+
+@pytest.mark.parametrize("module", INSIDE)
 def test_what_runs_inside_the_sandbox_needs_only_the_standard_library(module: str) -> None:
-    """The supervisor and the file worker are single files that import nothing but the standard library."""
-    tree = ast.parse((REPOSITORY / "runner" / "sandbox" / f"{module}.py").read_text(encoding="utf-8"))
+    """The supervisor and the file worker import nothing but the standard library and what lies beside them."""
+    tree = ast.parse((REPOSITORY / "runner" / "sandbox" / module).read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    imported |= {node.module or "." for node in froms if node.level == 0}
 
     assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
+    beside = {f"files/{node.module}.py" for node in froms if node.level}
+    assert beside <= set(INSIDE)

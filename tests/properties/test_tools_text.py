@@ -15,7 +15,7 @@ from runner.agent.settings import CompactionSpec
 from runner.compaction.spill import Spill, SpillStore
 from runner.messages import text_of
 from runner.redaction import Redactor
-from runner.sandbox import worker
+from runner.sandbox.files import changes, pages, places, walks
 from runner.tools.output import decode_output, escape_chunks
 
 BOUNDED = settings(max_examples=150, deadline=None)
@@ -65,7 +65,7 @@ def test_the_pages_of_a_file_are_the_file(text: str, limit: int, room: int) -> N
         path.write_text(text)
         seen, offset, cut = "", 1, False
         while True:
-            page = worker.read({"path": str(path), "offset": offset, "limit": limit, "max_bytes": room})
+            page = pages.read({"path": str(path), "offset": offset, "limit": limit, "max_bytes": room})
             seen += page["text"]
             cut |= page["cut"] is not None
             assert len(page["text"].encode()) <= room
@@ -92,9 +92,9 @@ def test_an_edit_replaces_one_place_and_nothing_else(text: str, data: st.DataObj
         before = mark + text.replace("\n", end).encode()
         path.write_bytes(before)
         try:
-            worker.edit({"path": str(path), "edits": [{"old": old, "new": new}]})
+            changes.edit({"path": str(path), "edits": [{"old": old, "new": new}]})
             code = ""
-        except worker.Refusal as refusal:
+        except places.Refusal as refusal:
             code = refusal.code
         after = path.read_bytes()
 
@@ -123,8 +123,9 @@ def test_a_component_of_a_pattern_means_what_it_means_in_a_shell(name: str, patt
 
     assume(name not in (".", ".."))
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / name).write_text("")
-        found = worker.glob({"path": os.path.realpath(directory), "pattern": pattern, "label": "", "limit": 9})["paths"]
+        root = os.path.realpath(directory)
+        (Path(root) / name).write_text("")
+        found = walks.glob({"path": root, "root": root, "pattern": pattern, "label": "", "limit": 9})["paths"]
 
     assert found == ([name] if matches(name, pattern) else [])
 

@@ -405,14 +405,15 @@ class Unprivileged:
         request = {"id": 1, "op": "write", "args": {"path": f"{self.root}/{name}", "content": content}}
         # Everything is imported first: the interpreter may lie where the other user cannot read.
         start = f"""
-import __future__, contextlib, difflib, errno, json, os, re, resource, stat
-program = compile(open({str(WORKER)!r}).read(), "worker.py", "exec")
+import difflib, os, resource, sys
+sys.path.append({str(WORKER.parent)!r})
+import files.requests, files.changes
 resource.setrlimit(resource.RLIMIT_FSIZE, ({file_size}, {file_size}))
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid({self._user})
     os.setuid({self._user})
-exec(program, {{"__name__": "__main__"}})
+files.requests.serve()
 """
         result = subprocess.run(
             [sys.executable, "-I", "-S", "-E", "-c", start],

@@ -30,12 +30,21 @@ def _ask_all(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _ask(op: str, path: Path, **arguments: Any) -> dict[str, Any]:
-    (answer,) = _ask_all([{"id": 1, "op": op, "args": {"path": os.path.realpath(path), "label": "", **arguments}}])
+    (answer,) = _ask_all(
+        [
+            {
+                "id": 1,
+                "op": op,
+                "args": {"path": os.path.realpath(path), "root": os.path.realpath(path), "label": "", **arguments},
+            }
+        ]
+    )
     return answer
 
 
-def _glob(path: Path, pattern: str, limit: int = 1_000, label: str = "") -> dict[str, Any]:
-    answer = _ask("glob", path, pattern=pattern, limit=limit, label=label)
+def _glob(path: Path, pattern: str, limit: int = 1_000, label: str = "", root: Path | None = None) -> dict[str, Any]:
+    workspace = os.path.realpath(root or path)
+    answer = _ask("glob", path, pattern=pattern, limit=limit, label=label, root=workspace)
     assert answer["ok"], answer
     value: dict[str, Any] = answer["value"]
     return value
@@ -110,6 +119,7 @@ def test_the_number_of_paths_is_capped_and_said(tmp_path: Path) -> None:
         "paths": ["sub/f0", "sub/f1", "sub/f2"],
         "more": True,
         "unreadable": 0,
+        "ignored": 0,
         "incomplete": False,
     }
     assert _glob(tmp_path, "*", limit=5)["more"] is False
@@ -221,7 +231,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_a_pattern_without_end_is_stopped_by_killing_the_worker(tmp_path: Path) -> None:
     """The process that matches can be ended from outside at any time."""
     (tmp_path / "a.txt").write_text("a" * 60 + "!\n")
-    arguments = {"path": os.path.realpath(tmp_path), "label": "", "pattern": "(a|a)*$"}
+    arguments = {"path": os.path.realpath(tmp_path), "root": "/", "label": "", "pattern": "(a|a)*$"}
     request = {"id": 1, "op": "grep", "args": {**arguments, "limit": 1, "max_bytes": 99, "line_chars": 99}}
     started = time.monotonic()
 
@@ -279,8 +289,7 @@ def test_a_large_tree_gives_what_every_file_by_itself_gives(tmp_path: Path, patt
 
 def test_the_worker_starts_fast_and_needs_only_the_standard_library() -> None:
     """Neither the product nor a large library is loaded."""
-    code = f"import sys\nexec(compile(open({str(WORKER)!r}).read(), 'worker', 'exec'))\nprint(*sys.modules)"
-    code = f"__name__ = 'worker'\n{code}"
+    code = f"import sys\n__file__ = {str(WORKER)!r}\nexec(open(__file__).read())\nprint(*sys.modules)"
 
     result = subprocess.run(
         [sys.executable, "-I", "-S", "-E", "-c", code],
@@ -291,4 +300,116 @@ def test_the_worker_starts_fast_and_needs_only_the_standard_library() -> None:
     )
 
     loaded = set(result.stdout.split())
-    assert not loaded & {"runner", "typing", "subprocess", "pathlib", "difflib", "asyncio", "logging", "threading"}
+    assert "files.requests" in loaded
+    assert not loaded & {
+        "runner",
+        "files.searches",
+        "typing",
+        "subprocess",
+        "pathlib",
+        "difflib",
+        "asyncio",
+        "logging",
+        "threading",
+    }
+
+
+def _repository(root: Path) -> None:
+    (root / ".git" / "info").mkdir(parents=True)
+    (root / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+
+
+def test_what_git_ignores_is_left_out_and_counted(tmp_path: Path) -> None:
+    """Rules of the folder and of those above it, of the exclude file, and negations; hidden files are found."""
+    _repository(tmp_path)
+    _tree(tmp_path, "a.py", ".hidden", "a.log", "keep.log", "build/x.py", "src/build/y.py", "src/z.tmp", "notes/n.txt")
+    (tmp_path / ".gitignore").write_text("*.log\n!keep.log\n/build/\n")
+    (tmp_path / "src" / ".gitignore").write_text("*.tmp\n")
+    (tmp_path / ".git" / "info" / "exclude").write_text("notes\n")
+
+    found = _glob(tmp_path, "**/*")
+
+    assert found["paths"] == [".gitignore", ".hidden", "a.py", "keep.log", "src/.gitignore", "src/build/y.py"]
+    assert found["ignored"] == 4
+    assert _grep(tmp_path, "text of .*log")["lines"] == ["keep.log:1:text of keep.log"]
+    assert _glob(tmp_path, "*.log")["ignored"] == 1
+
+
+def test_what_is_named_outright_is_found_although_git_ignores_it(tmp_path: Path) -> None:
+    """A path without a wildcard, the folder at the start of a pattern, and the folder or file that is searched."""
+    _repository(tmp_path)
+    _tree(tmp_path, "build/x.py", "build/sub/y.py", "debug.log")
+    (tmp_path / ".gitignore").write_text("build/\n*.log\n")
+
+    assert _glob(tmp_path, "debug.log")["paths"] == ["debug.log"]
+    assert _glob(tmp_path, "build/**/*.py")["paths"] == ["build/sub/y.py", "build/x.py"]
+    assert _glob(tmp_path / "build", "**/*", root=tmp_path)["paths"] == ["sub/y.py", "x.py"]
+    assert _glob(tmp_path, "{build,other}/*")["paths"] == ["build/x.py"]
+    assert _glob(tmp_path, "b*/*.py") == {
+        "paths": [], "more": False, "unreadable": 0, "ignored": 1, "incomplete": False,
+    }  # fmt: skip
+    assert _grep(tmp_path / "debug.log", "text", label="debug.log")["lines"] == ["debug.log:1:text of debug.log"]
+
+
+def test_rules_above_the_folder_that_is_searched_hold_in_it(tmp_path: Path) -> None:
+    """In a repository from its top on, elsewhere from the workspace on, and not from outside of either."""
+    (tmp_path / ".gitignore").write_text("*.a\n")
+    root = tmp_path / "root"
+    _tree(root, "sub/x.a", "sub/x.b", "sub/x.c", "sub/deep/x.b")
+    (root / ".gitignore").write_text("*.b\n/sub/x.c\n")
+
+    assert _glob(root / "sub", "**/*", root=root)["paths"] == ["x.a"]
+    assert _glob(root / "sub" / "deep", "**/*", root=root)["paths"] == []
+    assert _glob(root / "sub", "**/*")["paths"] == ["deep/x.b", "x.a", "x.b", "x.c"]
+    assert _glob(root, "**/x*")["paths"] == ["sub/x.a"]
+    _repository(tmp_path)
+    assert _glob(root / "sub", "**/*", root=root)["paths"] == []
+
+
+def test_a_repository_inside_another_has_rules_of_its_own(tmp_path: Path) -> None:
+    """And only those; a worktree's control folder lies elsewhere."""
+    _repository(tmp_path)
+    _repository(tmp_path / "vendored")
+    _tree(tmp_path, "x.log", "vendored/x.log", "vendored/x.tmp", "tree/x.log", "tree/x.old")
+    (tmp_path / ".gitignore").write_text("*.log\n")
+    (tmp_path / "vendored" / ".gitignore").write_text("*.tmp\n")
+    control = tmp_path / ".git" / "worktrees" / "tree"
+    control.mkdir(parents=True)
+    (control / "HEAD").write_text("ref: refs/heads/tree\n")
+    (control / "commondir").write_text("../..\n")
+    (tmp_path / "tree" / ".git").write_text(f"gitdir: {control}\n")
+    (tmp_path / ".git" / "info" / "exclude").write_text("*.old\n")
+
+    assert _glob(tmp_path, "**/x.*")["paths"] == ["tree/x.log", "vendored/x.log"]
+
+
+@pytest.mark.parametrize("version", ["2", "3", "4"])
+@pytest.mark.parametrize("kind", ["sha1", "sha256"])
+def test_a_tracked_file_is_found_although_a_rule_names_it(tmp_path: Path, git: Any, version: str, kind: str) -> None:
+    """Whatever version the index has, for files in ignored folders too."""
+    git(tmp_path, "init", "--quiet", f"--object-format={kind}")
+    names = ["build/kept.py", "build/lib/kept.py", "build/lib/other.py", "buildings.py", "x.log"]
+    _tree(tmp_path, *names, "build/lost.py", "build/none/lost.py", "y.log")
+    (tmp_path / ".gitignore").write_text("build/\n*.log\n")
+    git(tmp_path, "add", "--force", "--", *names)
+    if version == "3":
+        (tmp_path / "new.log").write_text("x")
+        git(tmp_path, "add", "--force", "--intent-to-add", "new.log")
+        names.append("new.log")
+    git(tmp_path, "update-index", f"--index-version={version}")
+
+    assert _glob(tmp_path, "**/*")["paths"] == sorted([".gitignore", *names])
+    assert len(_grep(tmp_path, "text of")["lines"]) == 5
+
+
+@pytest.mark.parametrize("index", [b"", b"DIRC", b"DIRC\0\0\0\2\0\0\0\7short", b"DIRC\0\0\0\4\0\0\1\0" + b"\xff" * 500])
+def test_a_damaged_index_tracks_nothing(tmp_path: Path, index: bytes) -> None:
+    """The search goes on by the rules alone; a link and a pipe in their places are not followed."""
+    _repository(tmp_path)
+    _tree(tmp_path, "a.py", "b.log", "sub/c.log")
+    (tmp_path / ".git" / "index").write_bytes(index)
+    (tmp_path / ".gitignore").write_text("*.log\n")
+    os.mkfifo(tmp_path / "sub" / ".gitignore")
+    (tmp_path / ".git" / "info" / "exclude").symlink_to(tmp_path / "a.py")
+
+    assert _glob(tmp_path, "**/*")["paths"] == [".gitignore", "a.py", "sub/.gitignore"]

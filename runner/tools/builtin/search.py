@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runner.approvals.policy import CallFacts
+from runner.figures import counted
 from runner.tools.base import ToolOutcome
 from runner.tools.builtin.files import WorkerTool, resolve_read, shown, text_outcome
 
@@ -31,7 +32,7 @@ _MAGIC = "*?[{"
 
 GLOB: ToolSchema = {
     "name": "glob",
-    "description": "List files by pattern (*, **, ?, [..], {a,b}), relative to path. Skips .git.",
+    "description": "List files by pattern (*, **, ?, [..], {a,b}), relative to path. Skips .git and what git ignores.",
     "parameters": {
         "type": "object",
         "properties": {
@@ -70,7 +71,13 @@ class Glob(WorkerTool):
         value = self.ask(
             invocation,
             "glob",
-            {"path": folder, "pattern": pattern, "label": _label(self._workspace, folder), "limit": PATHS},
+            {
+                "path": folder,
+                "root": self._workspace,
+                "pattern": pattern,
+                "label": _label(self._workspace, folder),
+                "limit": PATHS,
+            },
         )
         if isinstance(value, ToolOutcome):
             return value
@@ -80,7 +87,7 @@ class Glob(WorkerTool):
 
 GREP: ToolSchema = {
     "name": "grep",
-    "description": "Find lines that match a Python regular expression, as path:line:text.",
+    "description": "Find lines by Python regular expression, as path:line:text. Skips binary files and what glob does.",
     "parameters": {
         "type": "object",
         "properties": {
@@ -125,6 +132,7 @@ class Grep(WorkerTool):
             "grep",
             {
                 "path": path,
+                "root": self._workspace,
                 "pattern": invocation.arguments["pattern"],
                 "glob": invocation.arguments.get("glob"),
                 "label": _label(self._workspace, path),
@@ -137,7 +145,7 @@ class Grep(WorkerTool):
             return value
         nothing = "no line matches"
         if value["binary"]:
-            nothing += f" ({value['binary']} binary files were skipped)"
+            nothing += f"\n[{counted(value['binary'], 'binary file')} skipped]"
         more = f"more matches than the first {len(value['lines'])}; narrow the pattern, path or glob"
         return text_outcome(_lines(value["lines"], nothing, more if value["more"] else "", value))
 
@@ -159,8 +167,11 @@ def _label(workspace: str, path: str) -> str:
 
 def _lines(lines: list[str], nothing: str, more: str, value: JsonObject) -> str:
     notes = [more] if more else []
+    if not lines and value["ignored"]:
+        ignored = counted(value["ignored"], "file or folder", "files or folders")
+        notes.append(f"{ignored} that git ignores left out; name one as path to look into it")
     if value["unreadable"]:
-        notes.append(f"{value['unreadable']} files or folders could not be read")
+        notes.append(f"{counted(value['unreadable'], 'file or folder', 'files or folders')} could not be read")
     if value["incomplete"]:
         notes.append("the tree is too large or too deep to be searched whole")
     return "\n".join([*lines, *([] if lines else [nothing]), *(f"[{note}]" for note in notes)])
