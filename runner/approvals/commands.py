@@ -16,6 +16,7 @@ from runner.approvals.words import (
     SUFFIX_WRAPPERS,
     UNANALYSED_BUILTINS,
     basename,
+    is_interpreter,
 )
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ def expand(
                 inner,
                 sink,
                 env=names,
-                external=external or name != "time",
+                # Quoted, in a pipe or behind an assignment, `time` is a program.
+                external=True,
                 moved=moved or wrapped.moves,
                 lost=lost or wrapped.moves,
                 depth=depth + 1,
@@ -143,7 +145,14 @@ def expand(
     if check is not None:
         check(argv, sink)
     sink.run(command)
+    _wrap_suffixes(argv, sink)
+
+
+def _wrap_suffixes(argv: Sequence[Token], sink: Sink) -> None:
+    """Show denies what a program may run that is not looked through."""
     for suffix in suffixes(argv):
+        if basename(suffix[0].value) in SHELLS and _gives_text(suffix):
+            raise Unanalysed(f"`{argv[0].value}` runs another shell")
         sink.wrap(SimpleCommand(suffix))
 
 
@@ -152,6 +161,14 @@ def suffixes(argv: Sequence[Token]) -> Iterator[tuple[Token, ...]]:
     if basename(argv[0].value) in SUFFIX_WRAPPERS:
         for start in range(1, min(len(argv), MAX_DEPTH)):
             yield tuple(argv[start:])
+
+
+def reads_code(argv: Sequence[Token]) -> bool:
+    """Whether a command may run what it reads from stdin, itself or through a program it starts."""
+    name = basename(argv[0].value)
+    if is_interpreter(name):
+        return True
+    return name in SUFFIX_WRAPPERS and any(token.expansion or is_interpreter(token.value) for token in argv[1:])
 
 
 def _asks_only(argv: Sequence[Token]) -> bool:
@@ -238,8 +255,8 @@ def _check_set(argv: Sequence[Token], _sink: Sink) -> None:
 
 
 def _check_wait(argv: Sequence[Token], _sink: Sink) -> None:
-    """``wait -p`` assigns. ``$!`` is a number."""
-    if any(token.value.startswith("-") or (token.expansion and not token.single) for token in argv[1:]):
+    """``wait -p`` assigns."""
+    if any(token.value.startswith("-") or (token.expansion and not token.digits) for token in argv[1:]):
         raise Unanalysed("an argument of `wait` is not analysed")
 
 
@@ -405,14 +422,18 @@ def _xargs(argv: Sequence[Token]) -> Wrapped:
         argv,
         flags="-0 -r -t --null --no-run-if-empty --verbose",
         values="-n -P -L -d -I --max-args --max-procs --max-lines --delimiter",
-        attached=r"-[nPL][0-9]+|-I\{\}|-d.",
+        attached=r"-[nPL][0-9]+|-I.+|-d(?:.|\\[a-z0-9]+)",
     )
-    places = ["{}" if option == "-I{}" else value for option, value in options.read() if option.startswith("-I")]
+    found = options.read()
+    places = [option[2:] or value for option, value in found if option.startswith("-I")]
     inner = options.rest or [Token("echo")]
     if not places:
         return Wrapped([[*inner, SPREAD]], own=True)
     if not places[-1]:
         raise Unanalysed("`xargs -I` has no place to fill in")
+    if any(option.startswith(("-n", "-L", "--max-args", "--max-lines")) for option, _ in found):
+        # Whichever stands last cancels the other, by versions of xargs.
+        raise Unanalysed("`xargs -I` stands beside a number of words or lines")
     return Wrapped([_fill(inner, places[-1])], own=True)
 
 
@@ -428,17 +449,23 @@ def _fill(argv: Sequence[Token], place: str) -> list[Token]:
 
 _FIND_EXEC = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
 _FIND_VALUES = frozenset({
-    "-amin", "-anewer", "-atime", "-cmin", "-cnewer", "-ctime", "-fstype", "-gid", "-group", "-ilname", "-iname",
+    "-D", "-amin", "-anewer", "-atime", "-cmin", "-cnewer", "-ctime", "-context", "-files0-from", "-fls",
+    "-fprint", "-fprint0", "-fstype", "-gid", "-group", "-ilname", "-iname", "-iwholename",
     "-inum", "-ipath", "-iregex", "-links", "-lname", "-maxdepth", "-mindepth", "-mmin", "-mtime", "-name",
     "-newer", "-path", "-perm", "-printf", "-regex", "-regextype", "-samefile", "-size", "-type", "-uid", "-used",
     "-user", "-wholename", "-xtype",
 })  # fmt: skip
 """Options of ``find`` that take the next word, whatever it is."""
 
+_FIND_NEWER = re.compile(r"-newer[aBcm][aBcmt]")
+"""They take the next word, too."""
+
+_FIND_LEVEL = re.compile(r"-O[0-3]")
+
 _FIND_FLAGS = frozenset({
-    "-H", "-L", "-P", "-a", "-and", "-daystart", "-delete", "-depth", "-empty", "-executable", "-false", "-follow",
-    "-ls", "-mount", "-nogroup", "-noleaf", "-not", "-nouser", "-o", "-or", "-print", "-print0", "-prune", "-quit",
-    "-readable", "-true", "-writable", "-xdev",
+    "-H", "-L", "-P", "-a", "-and", "-d", "-daystart", "-delete", "-depth", "-empty", "-executable", "-false",
+    "-follow", "-ls", "-mount", "-nogroup", "-noleaf", "-not", "-nouser", "-nowarn", "-o", "-or", "-print", "-print0",
+    "-prune", "-quit", "-readable", "-true", "-warn", "-writable", "-xdev",
 })  # fmt: skip
 """Options of ``find`` that stand alone."""
 
@@ -447,7 +474,7 @@ def _find(argv: Sequence[Token]) -> Wrapped:
     inner: list[list[Token]] = []
     moves = False
     # Behind an option nobody knows, a word may be its value or the next action.
-    known = True
+    unknown = ""
     position = 1
     while position < len(argv):
         token = argv[position]
@@ -459,15 +486,24 @@ def _find(argv: Sequence[Token]) -> Wrapped:
             moves |= token.value.endswith("dir")
             words, position = _find_command(argv, position)
             inner.append(words)
-        elif token.value in _FIND_VALUES and position < len(argv):
-            value = argv[position]
-            if value.expansion and not (known and value.single) and not _starts_plain(value):
-                raise Unanalysed("an expansion among the words of `find` may be an action")
+        elif (count := _find_values(token.value)) and position < len(argv):
+            for value in argv[position : position + count]:
+                if value.expansion and (unknown or not value.single) and not _starts_plain(value):
+                    raise Unanalysed("an expansion among the words of `find` may be an action")
             # An unknown option before may have taken this one as its value.
-            position += known
-        elif token.value.startswith("-") and token.value not in _FIND_FLAGS:
-            known = False
+            position += 0 if unknown else count
+        elif token.value.startswith("-") and token.value not in _FIND_FLAGS and not _FIND_LEVEL.fullmatch(token.value):
+            unknown = token.value
+    if inner and unknown:
+        raise Unanalysed(f"`{unknown}` is not analysed as an argument of `find` beside a command")
     return Wrapped(inner, own=True, moves=moves)
+
+
+def _find_values(option: str) -> int:
+    """How many words an option of ``find`` takes."""
+    if option == "-fprintf":
+        return 2
+    return 1 if option in _FIND_VALUES or _FIND_NEWER.fullmatch(option) else 0
 
 
 def _find_command(argv: Sequence[Token], start: int) -> tuple[list[Token], int]:

@@ -28,14 +28,16 @@ class Token(NamedTuple):
     Attributes:
         value: The text; of an expansion only the literal start before it.
         expansion: It holds a ``$``, a backquote, an unquoted glob, a leading ``~`` or a brace list.
-        variable: It holds an unquoted ``$`` or backquote, so that it may become several words.
+        variable: It holds an unquoted ``$`` or backquote, or ``"$@"``, so that it may become several words.
         single: It is exactly one word, whatever it expands to.
+        digits: It is ``$!``, which is a number or nothing.
     """
 
     value: str
     expansion: bool = False
     variable: bool = False
     single: bool = True
+    digits: bool = False
 
 
 SPREAD = Token("", expansion=True, variable=True, single=False)
@@ -91,6 +93,8 @@ _ESCAPED = re.compile(r"((?:[^'\\]|\\.)*)('?)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|([0-7]{1,3})|(.))", re.DOTALL)
 _NAME = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|[0-9@*?$!#\-])")
 _BRACED = re.compile(r"\$\{(#?)(?:[A-Za-z_][A-Za-z0-9_]*|[0-9]+)\}")
+_BEHIND_DOLLAR = '" |).,:;/=+%^'
+"""What leaves a ``$`` alone in double quotes, as in ``"a$|b$"``."""
 _ARITHMETIC = frozenset("0123456789+-*/% \t")
 _NAMED_DESCRIPTOR = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 
@@ -373,7 +377,7 @@ class _Lexer:
         raw = source[start:position]
         if position < end and source[position] in "<>" and _NAMED_DESCRIPTOR.fullmatch(raw):
             self.bad("a redirection names its descriptor")
-        lexeme = Lexeme(WORD, start, position, self.text(raw), self.token(word, position))
+        lexeme = Lexeme(WORD, start, position, self.text(raw), self.token(word, start, position))
         lexeme.parts = word.parts
         return lexeme, position
 
@@ -381,7 +385,7 @@ class _Lexer:
         """Whether a line is continued here, behind a word and before a blank."""
         return self.source.startswith(("\\\n ", "\\\n\t"), position, end)
 
-    def token(self, word: _Word, end: int) -> Token:
+    def token(self, word: _Word, start: int, end: int) -> Token:
         """The finished word after quote removal."""
         value = "".join(word.pieces)
         expansion, single = word.expansion, word.single
@@ -393,7 +397,7 @@ class _Lexer:
                 if len(word.brace[1]) < len(value):
                     value = word.brace[1]
                 expansion, single = True, False
-        return Token(self.text(value), expansion, word.variable, single)
+        return Token(self.text(value), expansion, word.variable, single, self.source[start:end] == "$!")
 
     def escape(self, word: _Word, position: int, end: int) -> int:
         """A backslash in an unquoted word."""
@@ -470,8 +474,10 @@ class _Lexer:
         source = self.source
         match = _NAME.match(source, position, end)
         if match:
-            number = match[0] in ("$?", "$#", "$$", "$!")
-            word.expand(variable=not quoted, single=(quoted and match[0] != "$@") or number)
+            number = match[0] in ("$?", "$#", "$$")
+            # `"$@"` becomes as many words as there are arguments, whatever they start with.
+            every = match[0] == "$@"
+            word.expand(variable=not quoted or every, single=(quoted and not every) or number)
             return match.end()
         match = _BRACED.match(source, position, end)
         if match:
@@ -495,7 +501,7 @@ class _Lexer:
             self.bad('a `$"` string is not analysed')
             return position + 1
         word.expand(variable=not quoted, single=quoted)
-        if position + 1 < end and following not in ('"' if quoted else " \t\n;&|()<>"):
+        if position + 1 < end and following not in (_BEHIND_DOLLAR if quoted else " \t\n;&|()<>"):
             self.bad(f"the parameter expansion `${self.text(following)}` is not analysed")
             if following == "{":
                 # The lenient reading looks for substitutions inside the braces.

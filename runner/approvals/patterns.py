@@ -13,7 +13,7 @@ from runner.approvals.words import basename, is_opaque
 from runner.record import field, record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from runner.approvals.commands import SimpleCommand
     from runner.approvals.lexer import Token
@@ -138,11 +138,24 @@ class CommandPattern:
         program = self.words[0] if self.words else Word(any=True)
         programs = None if program.any or program.globs else program.literals
         object.__setattr__(self, "programs", programs)
-        object.__setattr__(self, "opaque", programs is None or any(is_opaque(name) for name in programs))
+        opaque = programs is None or any(is_opaque(name, self._subcommands()) for name in programs)
+        object.__setattr__(self, "opaque", opaque)
 
     def allows(self, command: SimpleCommand) -> bool:
         """Whether it matches, the program by the name as written."""
         return self._fits(command.argv, 0) and self.refused(command) is None
+
+    def _subcommands(self) -> Collection[str] | None:
+        """What the first word behind the program, and behind options known to run nothing, may be."""
+        words = iter(self.words[1:])
+        for word in words:
+            if word.any or word.globs:
+                return None
+            if word.literals == {"-C"}:
+                next(words, None)
+            elif word.literals != {"--no-pager"}:
+                return word.literals
+        return None if self.rest else ()
 
     def refused(self, command: SimpleCommand) -> str | None:
         """The word that ``refuse_flags`` does not let pass."""
@@ -207,8 +220,10 @@ def _is_flag(token: Token, flag: str) -> bool:
     if name == flag:
         return True
     if len(flag) > 2:
-        # Programs take long options by any prefix.
-        return len(name) > len(flag) - len(flag.lstrip("-")) and flag.startswith(name)
+        # Programs take long options by any prefix, and some with one dash as well as with two.
+        bare, dashed = flag.lstrip("-"), name.lstrip("-")
+        dashes = len(name) - len(dashed) - len(flag) + len(bare)
+        return dashed == bare or (dashes >= 0 and bool(dashed) and bare.startswith(dashed))
     return not value.startswith("--") and flag[1] in value
 
 

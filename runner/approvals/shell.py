@@ -11,7 +11,7 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING
 
-from runner.approvals.commands import ASSIGNMENT, SimpleCommand, expand
+from runner.approvals.commands import ASSIGNMENT, SimpleCommand, expand, reads_code
 from runner.approvals.conditional import check_conditional
 from runner.approvals.lexer import (
     BODY,
@@ -33,7 +33,7 @@ from runner.approvals.lexer import (
 )
 from runner.approvals.search import search_text
 from runner.approvals.tree import Clock, check_tree, parse
-from runner.approvals.words import CLOSING_WORDS, OPENING_WORDS, RESERVED, basename, is_interpreter
+from runner.approvals.words import CLOSING_WORDS, OPENING_WORDS, RESERVED, basename
 from runner.record import record
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ class _Findings:
         self.writes: list[str] = []
         self.moved = False
         self.relative = False
+        self.numbers = False
         self.bases: tuple[str, ...] = ("",)
 
     # --- Sink -----------------------------------------------------------------------------------
@@ -200,6 +201,8 @@ class _Findings:
         """Check what depends on the whole text."""
         if self.moved and (self.relative or any(not path.startswith("/") for path in (*self.reads, *self.writes))):
             raise Unanalysed("a `cd` that is not `cd DIRECTORY &&` at the start makes relative paths uncertain")
+        if self.numbers and "IFS" in self.assigned:
+            raise Unanalysed("a number may be split into words where IFS changes")
         if self.relative and any(command.moved and "/" in command.name for command in self.commands):
             raise Unanalysed("a program is named by a relative path in another directory")
 
@@ -317,9 +320,9 @@ class _Reader:
         token = words[1].token
         if token is None or token.expansion or not token.value or token.value.startswith("-"):
             return
-        # bash takes `a/..` back by name, the kernel by what `a` leads to.
+        # bash takes `a/..` back by name, the kernel by what `a` leads to; so is a `..` behind an earlier `cd a`.
         parts = [part for part in token.value.split("/") if part not in ("", ".")]
-        while parts and parts[0] == ".." and not token.value.startswith("/"):
+        while parts and parts[0] == ".." and not token.value.startswith("/") and self.levels[-1].bases == ("",):
             parts.pop(0)
         if ".." in parts:
             return
@@ -555,6 +558,7 @@ class _Reader:
         if not argv:
             self.findings.assign(names)
             return
+        self.findings.numbers |= any(token.variable and token.single for token in argv)
         # What runs inside a later assignment already gets the earlier ones.
         for number in range(1, len(names)):
             self.findings.add_env(names[:number], *self.inside[number])
@@ -588,6 +592,6 @@ class _Reader:
         level = self.levels[-1]
         if level.fed is not None:
             for command in self.findings.commands[level.fed :]:
-                if is_interpreter(command.name):
+                if reads_code(command.argv):
                     raise Unanalysed(f"a here-document is given to `{basename(command.name)}`")
             level.fed = None

@@ -8,6 +8,10 @@ Writes no events; nothing here reaches the model.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 COMMAND_TOOLS = ("shell",)
 """Tools whose call carries a shell text."""
@@ -62,21 +66,45 @@ SUFFIX_WRAPPERS = frozenset({
 
 _VERSIONED = re.compile(r"[-.]?[0-9][0-9.]*$")
 
-_INTERPRETERS = SHELLS | {
-    "at", "awk", "batch", "bc", "bun", "crontab", "dc", "deno", "docker", "ed", "ex", "expect", "gawk", "gdb",
-    "ghci", "guile", "ipython", "irb", "julia", "kubectl", "lua", "m4", "make", "mawk", "mysql", "node", "nodejs",
-    "octave", "parallel", "perl", "php", "podman", "psql", "pwsh", "pypy", "python", "r", "rscript", "ruby", "sed",
-    "sqlite", "ssh", "su", "tclsh", "vi", "vim", "wish", "xargs",
+_LOOKED_THROUGH = frozenset({"command", "env", "find", "nice", "nohup", "sudo", "time", "timeout", "xargs"})
+"""Those of them whose command is known whenever the text is analysed."""
+
+_RUNNERS = frozenset({
+    "bundle", "bunx", "conda", "docker", "hatch", "kubectl", "mamba", "micromamba", "npm", "npx", "pdm", "pipenv",
+    "pipx", "pnpm", "podman", "poetry", "script", "uv", "uvx", "yarn",
+})  # fmt: skip
+"""Programs, by basename, that start an interpreter in another environment, with the same stdin."""
+
+_INTERPRETERS = SHELLS | _RUNNERS | {
+    "at", "awk", "batch", "bc", "bun", "crontab", "dc", "deno", "ed", "elixir", "erl", "ex", "expect", "gawk", "gdb",
+    "ghci", "gnuplot", "groovy", "guile", "iex", "ipython", "irb", "jshell", "julia", "lldb", "lua", "luajit", "m4",
+    "make", "mariadb", "mawk", "mysql", "node", "nodejs", "ocaml", "octave", "osascript", "parallel", "perl", "php",
+    "psql", "pwsh", "pypy", "python", "r", "racket", "rscript", "ruby", "runghc", "scala", "sed", "sqlite", "ssh",
+    "su", "swift", "swipl", "tclsh", "vi", "vim", "wish", "xargs",
 }  # fmt: skip
 
-_OPAQUE = (_INTERPRETERS - {"xargs"}) | {
-    "ansible-playbook", "ant", "babel", "bazel", "bundle", "cabal", "cargo", "cmake", "composer", "coverage",
-    "ctest", "dotnet", "eslint", "flake8", "git-lfs", "go", "gradle", "gradlew", "hatch", "invoke", "jest", "just",
-    "meson", "mix", "mkdocs", "mocha", "mvn", "mypy", "ninja", "nox", "npm", "npx", "pdm", "pip", "pipenv", "pnpm",
-    "poe", "poetry", "pre-commit", "prettier", "py.test", "pylint", "pytest", "rake", "rebar", "rollup", "rspec",
-    "sbt", "sphinx-build", "stack", "swift", "task", "tox", "ts-node", "tsx", "uv", "uvx", "vite", "vitest",
-    "webpack", "yarn",
+_OPAQUE = (_INTERPRETERS | SUFFIX_WRAPPERS) - _LOOKED_THROUGH | {
+    "alembic", "ansible", "ansible-playbook", "ant", "ava", "babel", "bats", "bazel", "behave", "cabal", "cargo",
+    "celery", "clj", "cmake", "composer", "coverage", "ctest", "cucumber", "cypress", "dart", "django-admin", "dotnet",
+    "dune", "esbuild", "eslint", "fab", "flake8", "flask", "flutter", "git-lfs", "go", "gradle", "gradlew", "grunt",
+    "gulp", "gunicorn", "invoke", "java", "javac", "jekyll", "jest", "jupyter", "just", "karma", "kotlinc", "lein",
+    "lerna", "maturin", "meson", "mix", "mkdocs", "mocha", "mvn", "mypy", "next", "ng", "nimble", "ninja", "nix",
+    "nix-build", "nix-shell", "nose2", "nox", "nx", "nyc", "opam", "pdoc", "phpunit", "pip", "pip-compile",
+    "playwright", "poe", "pre-commit", "prettier", "py.test", "pylint", "pyproject-build", "pytest", "rackup", "rails",
+    "rake", "rebar", "rollup", "rspec", "rustc", "sbt", "scons", "sphinx-build", "stack", "stylelint", "task",
+    "terraform", "thor", "tofu", "tox", "trial", "ts-node", "tsx", "turbo", "uvicorn", "valgrind", "vite", "vitest",
+    "webpack", "zig",
 }  # fmt: skip
+"""Further ones run code of the workspace: tests, build files, plugins, configuration that is a program."""
+
+_PLAIN_GIT = frozenset({
+    "add", "apply", "blame", "branch", "cat-file", "check-attr", "check-ignore", "cherry", "count-objects",
+    "describe", "diff", "diff-files", "diff-index", "diff-tree", "for-each-ref", "format-patch", "fsck", "grep",
+    "help", "init", "log", "ls-files", "ls-tree", "merge-base", "mv", "name-rev", "range-diff", "reflog",
+    "remote", "reset", "restore", "rev-list", "rev-parse", "rm", "shortlog", "show", "show-ref", "stash", "status",
+    "symbolic-ref", "tag", "var", "version", "whatchanged", "--help", "--version",
+})  # fmt: skip
+"""Subcommands of git that run no hook, no alias and no command of their arguments."""
 
 
 def is_interpreter(name: str) -> bool:
@@ -84,8 +112,15 @@ def is_interpreter(name: str) -> bool:
     return _VERSIONED.sub("", basename(name)).lower() in _INTERPRETERS
 
 
-def is_opaque(name: str) -> bool:
-    """Whether the program ``name`` runs code that the policy does not see: out of the workspace or its arguments."""
+def is_opaque(name: str, subcommands: Collection[str] | None) -> bool:
+    """Whether a program runs code that the policy does not see: out of the workspace or its arguments.
+
+    Args:
+        name: The program.
+        subcommands: What its subcommand may be; None if it may be anything.
+    """
+    if name == "git":
+        return subcommands is None or not _PLAIN_GIT.issuperset(subcommands)
     return "/" in name or _VERSIONED.sub("", name).lower() in _OPAQUE
 
 

@@ -1,7 +1,8 @@
 """Analysed texts are run in a real bash: every argv and every written file was foreseen.
 
-The programs on PATH are stubs that log how they were called. Texts come from a grammar with nasty
-quoting, and from changing single characters of such texts; seeds are fixed.
+The programs on PATH are stubs that log how they were called. Texts come from a grammar with nasty quoting, from the
+lines of the corpus, from joining both, and from changing single characters of all of them; seeds are fixed. Counted are
+texts that were analysed and run. About two more for each of them were made and not analysed.
 """
 
 from __future__ import annotations
@@ -20,21 +21,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from runner.approvals.commands import TRANSPARENT
 from runner.approvals.shell import analyse, is_exempt
+from runner.approvals.words import MATCHED_BUILTINS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from runner.approvals.shell import Analysis, SimpleCommand, Token
 
 PROGRAMS = ("alpha", "beta", "gamma", "git", "cat", "python", "tee")
+FURTHER = (
+    "curl", "grep", "head", "ls", "make", "npm", "pytest", "rm", "sort", "sudo", "tail", "time", "wc", "wget",
+    *sorted(MATCHED_BUILTINS),
+)  # fmt: skip
+"""Programs of the corpus, and programs named like builtins: whether one of those runs was foreseen, too."""
+
 REAL_WRAPPERS = ("env", "timeout", "nice", "nohup", "xargs", "find", "bash")
 MARKS = ("MARK", "FLAG")
 
 SECONDS = 3.0
 """Longest run of one text; a loop without end is cut, and what was logged until then is checked."""
+
+VARIABLES = {"x": "-exec alpha", "y": "a[$(alpha)]", "v": "--output=v", "l": ";"}
+"""What half of the texts find in variables."""
+
+CORPUS = yaml.safe_load((Path(__file__).parent.parent / "spec" / "policy_corpus.yaml").read_text(encoding="utf-8"))
+LINES = tuple(line for name in CORPUS["policies"] for lines in CORPUS[name].values() for _, line in lines)
+
+NASTY = (
+    *"\"'`$\\ \n\t;&|()<>{}[]*?~#!=-+0129abx", "$(", "<<", ">&", "&&", "\\\n", "E", "${", "$'", "||", "|&", ";;",
+    "&>", "2>", "<&", "<<E\n", "\nE\n", '"$@"', "$@", "$1", "$x", '"$y"', "$?", "$#", "{}", "\\;", " + ", "--",
+    " -I{} ", "-exec ", "cd ..", "cd link && ", "( ", " )", "{ ", "; }", "if ", "then ", "fi", "do ", "done", "esac",
+    "[[ ", " ]]", "[ ", " ]", "! ", "time ", "env ", "xargs ", "bash -c ", "MARK=", "IFS=1;", "read -r ", "%n", "é",
+    "\r", "\x01", "\u00a0", "\u2028",
+)  # fmt: skip
+"""What is put into texts."""
 
 PIECES = (
     "$x", "${x}", "${#x}", '"$x"', '"${y}"', "$?", "$#", "$1", '"$@"', "$@", '"a$"', "$((1+2))", "$(( 3 * (2-1) ))",
@@ -73,25 +97,51 @@ class Texts:
     def text(self) -> str:
         """A whole text."""
         self.depth = 0
-        text = self.one("", "", "", "cd sub && ", "cd sub/deep && ", "\n", " ") + self.statements()
+        kind = self.random.random()
+        if kind < 0.5:
+            text = self.one("", "", "", "cd sub && ", "cd link && ", "\n", " ") + self.statements()
+        elif kind < 0.7:
+            text = self.random.choice(LINES)
+        elif kind < 0.9:
+            text = self.joined(self.random.choice(LINES), self.one(*LINES[::7], self.statements, self.statements))
+        else:
+            text = "".join(self.random.choices(NASTY, k=self.random.randrange(1, 9)))
+            text = self.one("", "alpha ", "cd sub && ", "beta | ", "x=") + text
         for _ in range(self.random.choice((0, 0, 0, 1, 1, 2, 4))):
             text = self.mutate(text)
         return text
 
+    def joined(self, first: str, second: str) -> str:
+        """Two texts in one."""
+        return self.one(
+            lambda: first + self.one(";", "\n", " && ", " | ", "||", " & ", "|& ", " ", "") + second,
+            lambda: first[: self.random.randrange(len(first) + 1)] + second[self.random.randrange(len(second) + 1) :],
+            lambda: f"({first})",
+            lambda: f"{{ {first}; }} > out",
+            lambda: f"if {first}; then {second}; fi",
+            lambda: f"for v in a b; do {first}; done",
+            lambda: f"case a in a) {first};; esac",
+            lambda: f'alpha "$({first})" $({second})',
+            lambda: f"bash -c {self.quote(first)} {self.words()}",
+            lambda: f"cd link && ({first})",
+            lambda: f"beta | while read -r v; do {first}; done",
+            lambda: f"xargs {first}",
+            lambda: f"find sub {first} \\;",
+            lambda: f"env {first}",
+        )
+
     def mutate(self, text: str) -> str:
-        """Change one character."""
-        at = self.random.randrange(len(text) + 1)
-        piece = self.one(*"\"'`$\\ \n\t;&|()<>{}[]*?~#!=-+0129abx", "$(", "<<", ">&", "&&", "\\\n", "E", "${", "$'")
-        kind = self.random.randrange(4)
-        if kind == 0:
-            return text[:at] + piece + text[at:]
-        if kind == 1:
-            return text[:at] + text[at + 1 :]
-        if kind == 2:
-            return text[:at] + piece + text[at + 1 :]
-        other = self.random.randrange(len(text) + 1)
+        """Change a character, or move some."""
+        at, other = self.random.randrange(len(text) + 1), self.random.randrange(len(text) + 1)
+        piece = self.random.choice(NASTY)
         start, end = min(at, other), min(max(at, other), min(at, other) + 12)
-        return text[:at] + text[start:end] + text[at:]
+        return self.one(
+            text[:at] + piece + text[at:],
+            text[:at] + text[at + 1 :],
+            text[:at] + piece + text[at + 1 :],
+            text[:at] + text[start:end] + text[at:],
+            text[:at] + text[at + 1 : at + 2] + text[at : at + 1] + text[at + 2 :],
+        )
 
     def statements(self) -> str:
         """Some statements."""
@@ -199,18 +249,19 @@ class Texts:
 
     def xargs(self) -> str:
         """A pipe into ``xargs``."""
-        options, place = self.one("", "-n 1", "-r", "-I{}", "-0"), self.one("", "{}", "a{}")
+        options, place = self.one("", "-n 1", "-r", "-I{}", "-0", "-Ia", "-I{} -n 1"), self.one("", "{}", "a{}")
         return f"beta | xargs {options} {self.plain()} {place}"
 
     def find(self) -> str:
         """A ``find`` that runs something."""
-        options, end = self.one("", "-type f", "-name x", '-name "$x"'), self.one("\\;", "+", "';'")
-        return f"find {self.one('sub', 'sub', '.')} {options} -exec {self.plain()} {{}} {end}"
+        options = self.one("", "", "-type f", "-name x", '-name "$x"', "-newermt x", "-D exec", self.word)
+        end = self.one("\\;", "+", "';'")
+        return f"find {self.one('sub', 'sub', '.', self.word)} {options} -exec {self.plain()} {{}} {end}"
 
     def bash(self) -> str:
         """A text for another bash."""
         text = self.quote(self.statements())
-        return f"bash {self.one('-c', '-ec', '--norc -c')} {text} {self.one('', 'a')}"
+        return f"bash {self.one('-c', '-ec', '--norc -c')} {text} {self.one('', 'a', self.words)}"
 
     def plain(self) -> str:
         """A program or builtin with its arguments."""
@@ -342,12 +393,12 @@ class Place:
     """A workspace, stubs on a PATH, and their log. Runs as nobody where it may."""
 
     def __init__(self, directory: Path) -> None:
-        self.workspace = directory / "workspace"
+        self.workspace = directory / "around" / "workspace"
         self.stubs = directory / "stubs"
         self.log = directory / "log"
         self.stubs.mkdir()
-        for name in PROGRAMS:
-            self._stub(self.stubs / name, OUTPUT[name])
+        for name in (*PROGRAMS, *FURTHER):
+            self._stub(self.stubs / name, OUTPUT.get(name, ":"))
         for name in REAL_WRAPPERS:
             real = shutil.which(name, path="/usr/bin:/bin")
             assert real is not None
@@ -367,21 +418,22 @@ class Place:
         self.log.chmod(0o666)
         if self.clean is not None and self.clean == self.files():
             return
-        shutil.rmtree(self.workspace, ignore_errors=True)
-        for folder in (self.workspace, self.workspace / "sub", self.workspace / "sub" / "deep"):
+        around = self.workspace.parent
+        shutil.rmtree(around, ignore_errors=True)
+        for folder in (around, self.workspace, self.workspace / "sub", self.workspace / "sub" / "deep"):
             folder.mkdir()
             folder.chmod(0o777)
-        (self.workspace / "link").symlink_to("sub")
-        for name in ("b.txt", "sub/x", "-v", "*lit"):
+        (self.workspace / "link").symlink_to("sub/deep")
+        for name in ("b.txt", "sub/x", "-v", "*lit", "alpha"):
             (self.workspace / name).write_text("")
         for name in ("run", "sub/run", "sub/deep/run"):
             self._stub(self.workspace / name, ":")
         self.clean = self.files()
 
     def files(self) -> dict[str, tuple[int, int]]:
-        """Path → inode and time of last change, of all files in the workspace."""
+        """Path → inode and time of last change, of all files in the workspace and beside it."""
         found = {}
-        for folder, _, names in os.walk(self.workspace):
+        for folder, _, names in os.walk(self.workspace.parent):
             for name in names:
                 path = f"{folder}/{name}"
                 state = os.lstat(path)
@@ -389,7 +441,7 @@ class Place:
                     found[os.path.relpath(path, self.workspace)] = (state.st_ino, state.st_mtime_ns)
         return found
 
-    def run(self, text: str) -> tuple[list[list[str]], set[str]]:
+    def run(self, text: str, variables: Mapping[str, str] | None = None) -> tuple[list[list[str]], set[str]]:
         """Run a text; returns how stubs were called (argv behind two marks), and the files that changed."""
         self.prepare()
         before = self.clean or {}
@@ -397,7 +449,7 @@ class Place:
         process = subprocess.Popen(
             ["/bin/bash", "--noprofile", "--norc", "-c", text],
             cwd=self.workspace,
-            env={"PATH": str(self.stubs), "HOME": str(self.workspace), "LC_ALL": "C.UTF-8"},
+            env={"PATH": str(self.stubs), "HOME": str(self.workspace), "LC_ALL": "C.UTF-8", **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -447,7 +499,8 @@ def foreseen(call: list[str], analysis: Analysis) -> bool:
     set_names = {name for name, value in zip(MARKS, marks, strict=True) if value}
 
     def fits(command: SimpleCommand) -> bool:
-        return matches(command.argv, argv) and set_names <= {*command.env, *analysis.assigned}
+        by_program = command.external or argv[0] not in MATCHED_BUILTINS
+        return by_program and matches(command.argv, argv) and set_names <= {*command.env, *analysis.assigned}
 
     wrappers = [shadow for shadow in analysis.shadows if shadow.name in {*TRANSPARENT, "bash"}]
     return any(fits(command) for command in analysis.commands) or any(
@@ -477,6 +530,13 @@ def place() -> Iterator[Place]:
         yield made
 
 
+def beyond(command: SimpleCommand) -> bool:
+    """Whether a command runs or writes what is the matter of the rule that allows it: scripts, files of ``find``."""
+    if command.name == "find":
+        return any(token.value.startswith(("-delete", "-fprint", "-fls")) for token in command.argv)
+    return command.name in {"bash", "kill"} or command.name.startswith("/")
+
+
 def check_texts(place: Place, seed: int, count: int) -> tuple[int, int]:
     """Run ``count`` analysed texts; returns how many texts were made and how many calls were logged."""
     texts = Texts(seed)
@@ -486,11 +546,9 @@ def check_texts(place: Place, seed: int, count: int) -> tuple[int, int]:
             made += 1
             text = texts.text()
             analysis = analyse(text)
-            # A script for bash may run anything; that is the matter of the rule that allows it.
-            scripts = any(command.name == "bash" for command in analysis.commands)
-            if analysis.analysed and not scripts and (analysis.commands or analysis.writes):
+            if analysis.analysed and (analysis.commands or analysis.writes) and not any(map(beyond, analysis.commands)):
                 break
-        calls, written = place.run(text)
+        calls, written = place.run(text, texts.random.choice((VARIABLES, None)))
         logged += len(calls)
         for call in calls:
             assert foreseen(call, analysis), f"{text!r} ran {call}\nforeseen: {list(map(str, analysis.commands))}"
@@ -499,28 +557,33 @@ def check_texts(place: Place, seed: int, count: int) -> tuple[int, int]:
     return made, logged
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_what_bash_runs_and_writes_was_foreseen(place: Place, seed: int) -> None:
-    """250 analysed texts a seed: each argv that a stub logs and each file that changes is in the analysis."""
-    _, logged = check_texts(place, seed, 250)
+def check_seeds(seeds: Sequence[int], count: int) -> list[int]:
+    """``check_texts`` for every seed, several at a time; returns how many calls were logged for each."""
 
-    assert logged > 250
+    def work(seed: int) -> int:
+        with new_place() as place:
+            return check_texts(place, seed, count)[1]
+
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(work, seeds))
+
+
+@pytest.mark.timeout(300)
+def test_what_bash_runs_and_writes_was_foreseen() -> None:
+    """1,000 analysed texts: each argv that a stub logs and each file that changes is in the analysis."""
+    logged = check_seeds(range(4), 250)
+
+    assert min(logged) > 200
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(100, 120, 4))
 def test_what_bash_runs_and_writes_was_foreseen_at_length(seed: int) -> None:
-    """The same for 20,000 texts in all, four places at a time."""
+    """The same for 20,000 analysed texts in all."""
+    logged = check_seeds(range(seed, seed + 4), 1000)
 
-    def work(number: int) -> int:
-        with new_place() as place:
-            return check_texts(place, number, 1000)[1]
-
-    with ThreadPoolExecutor(4) as pool:
-        logged = list(pool.map(work, range(seed, seed + 4)))
-
-    assert min(logged) > 1000
+    assert min(logged) > 800
 
 
 def test_the_check_itself_finds_an_unforeseen_call(place: Place) -> None:
