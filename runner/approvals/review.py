@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.approvals.words import COMMAND_TOOLS, KNOWN_TOOLS, READ_TOOLS, SEARCH_TOOLS, WRITE_TOOLS
+from runner.approvals.words import (
+    COMMAND_TOOLS,
+    KNOWN_TOOLS,
+    READ_TOOLS,
+    SEARCH_TOOLS,
+    WRITE_TOOLS,
+    is_interpreter,
+)
 from runner.permission import Mode, Trust
 from runner.record import record
 
@@ -181,6 +188,8 @@ def _hides(allow: CommandPattern, deny: CommandPattern) -> bool:
     """Whether an allow takes an expansion for a word that a deny needs to see."""
     if len(deny.words) < 2 or allow.refuse_flags or not allow.words:
         return False
-    if allow.words[0].literals.isdisjoint(deny.words[0].literals):
+    shared = allow.words[0].literals & deny.words[0].literals
+    # An interpreter runs the same from its arguments in any number of ways, and is listed as opaque.
+    if all(is_interpreter(name) for name in shared):
         return False
     return allow.words[1].any if len(allow.words) > 1 else allow.rest

@@ -156,7 +156,7 @@ def test_a_name_is_only_a_shipped_profile(folder: Path) -> None:
     assert error.problems[0] == "t.task.yaml:3:10: profile: no shipped profile is called 'refactorr'"
     assert error.hint is not None
     assert "did you mean 'refactor'?" in error.hint
-    assert "eval, nightly, quickstart, refactor, review" in error.hint
+    assert "deps, eval, nightly, quickstart, refactor, review" in error.hint
 
 
 def test_a_missing_profile_is_reported_where_it_is_named(folder: Path) -> None:
@@ -680,7 +680,7 @@ def test_a_password_of_the_proxy_is_in_no_shown_value(folder: Path) -> None:
     assert "secret" not in str(run.config)
 
 
-@pytest.mark.parametrize("name", ["review", "refactor", "nightly", "quickstart", "eval"])
+@pytest.mark.parametrize("name", ["review", "refactor", "deps", "nightly", "quickstart", "eval"])
 def test_shipped_profiles_load(folder: Path, name: str) -> None:
     """With their policies, and only ``eval`` lets anything be overridden."""
     run = load(folder, task=f"profile: {name}\n", environ={"OPENAI_API_KEY": "k"})
