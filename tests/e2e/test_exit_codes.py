@@ -1,4 +1,4 @@
-"""Every exit code, by the installed command on real parts."""
+"""Every exit code but those of limits (``test_limits``), by the installed command on real parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runner.testing.model_server import ModelServer, chat_reply, json_reply
+from runner.testing.model_server import ModelServer, json_reply
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -201,119 +201,6 @@ def test_a_run_whose_calls_were_all_denied_exits_4(
     [result] = finished.data_of("tool/result")
     assert result["error"]["code"] == "POLICY_DENIED"
     assert "no network here" in json.dumps(result["message"])
-
-
-@pytest.mark.parametrize(
-    ("limits", "responses", "name"),
-    [
-        pytest.param({"steps": 2}, [shell("true"), shell("true"), shell("true"), DONE], "steps", id="steps"),
-        pytest.param({"wall": "3s"}, [shell("sleep 30"), DONE], "wall", id="wall"),
-        pytest.param({"idle": "1s"}, [{"text": "slow", "delay": 20}], "idle", id="idle"),
-        pytest.param(
-            {"output_bytes": 1000}, [shell("head -c 5000 /dev/zero | tr '\\0' x"), DONE], "output_bytes", id="output"
-        ),
-    ],
-)
-def test_a_limit_exits_5(
-    limits: dict[str, Any],
-    responses: list[dict[str, Any]],
-    name: str,
-    run_nightshift: Nightshift,
-    scripted_task: ScriptedTask,
-    make_repo: MakeRepo,
-) -> None:
-    """LIMIT_REACHED with a clean stop: the limit is named, the log is whole."""
-    task = scripted_task(responses, profile={"limits": limits})
-
-    finished = run_nightshift("run", task, "--workspace", make_repo())
-
-    assert finished.exit_code == 5, finished.stderr
-    assert [data["name"] for data in finished.data_of("limit/reached") if data["percent"] == 100] == [name]
-    assert_whole(finished, run_nightshift)
-
-
-def test_the_wall_limit_ends_a_check_too(
-    run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
-) -> None:
-    """It is the limit that ended the run, not the check that failed."""
-    task = scripted_task(
-        [DONE], task={"checks": [{"name": "slow", "run": "sleep 30"}]}, profile={"limits": {"wall": "2s"}}
-    )
-
-    finished = run_nightshift("run", task, "--workspace", make_repo())
-
-    assert finished.exit_code == 5, finished.stderr
-    assert [data["name"] for data in finished.data_of("limit/reached")] == ["wall"]
-    assert_whole(finished, run_nightshift)
-
-
-def test_the_turn_limit_exits_5(run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo) -> None:
-    """A further prompt that would begin a turn too many ends the run."""
-    task = scripted_task([DONE, DONE], task={"turns": ["And now?"]}, profile={"limits": {"turns": 1}})
-
-    finished = run_nightshift("run", task, "--workspace", make_repo())
-
-    assert finished.exit_code == 5, finished.stderr
-    assert finished.result["turns"] == 1
-
-
-USAGE = {"input": 900, "cacheRead": 0, "cacheWrite": 0, "output": 100}
-
-
-@pytest.mark.parametrize(
-    ("limits", "model"),
-    [
-        pytest.param({"tokens": 5000}, {}, id="tokens"),
-        pytest.param({"cost": 0.10}, {"prices": {"input": 10, "output": 20}}, id="cost"),
-    ],
-)
-def test_a_used_up_budget_exits_6(
-    limits: dict[str, Any],
-    model: dict[str, Any],
-    run_nightshift: Nightshift,
-    scripted_task: ScriptedTask,
-    make_repo: MakeRepo,
-) -> None:
-    """BUDGET_EXHAUSTED before a request that no longer fits; the cap is never passed."""
-    responses = [{**shell("true"), "usage": USAGE} for _ in range(20)]
-    task = scripted_task(
-        responses,
-        profile={
-            "limits": limits,
-            "model": {"provider": "scripted", "model": "scripted", "script": "task.script.yaml", **model},
-        },
-    )
-
-    finished = run_nightshift("run", task, "--workspace", make_repo())
-
-    assert finished.exit_code == 6, finished.stderr
-    used = {limit["name"]: limit for limit in finished.result["limits"]}
-    for name, maximum in limits.items():
-        assert 0 < used[name]["used"] <= maximum
-    assert_whole(finished, run_nightshift)
-
-
-@pytest.mark.parametrize("limit", [{"tokens": 9000}, {"cost": 0.05}], ids=["tokens", "cost"])
-def test_a_provider_that_reports_no_usage_is_charged_an_estimate(
-    limit: dict[str, Any], run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
-) -> None:
-    """The budget holds; the reports say that nothing is known."""
-    calls = [chat_reply("x" * 800, calls=[(f"c{n}", "shell", json.dumps({"command": f": {n}"}))]) for n in range(50)]
-    with ModelServer(calls) as server:
-        profile = openai_profile(server)
-        profile["model"] |= {"prices": {"input": 2, "output": 8}, "max_output_tokens": 1000}
-        task = scripted_task([DONE], profile={**profile, "limits": {"steps": 50, **limit}})
-
-        finished = run_nightshift("run", task, "--workspace", make_repo(), env={"SOME_KEY": "sk-test-123456"})
-
-    assert finished.exit_code == 6, finished.stderr
-    assert 2 <= len(server.requests) <= 20
-    assert finished.result["usage"]["output"] is None
-    [reached] = [data for data in finished.data_of("limit/reached") if data["percent"] == 100]
-    assert reached["used"] + reached["needed"] > reached["max"] >= reached["used"] > 0
-    # The request that no longer fits opens no step, and the model was told before.
-    assert len(finished.events_of("step/start")) == len(server.requests)
-    assert [data["percent"] for data in finished.data_of("limit/reached")] == [90, 100]
 
 
 def openai_profile(server: ModelServer) -> dict[str, Any]:
