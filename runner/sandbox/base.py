@@ -22,16 +22,21 @@ BARE = "none"
 """Name that stands for "no backend" in log and reports."""
 
 BACKENDS = ("bubblewrap", "landlock")
-"""In the order in which ``auto`` tries them."""
+"""Those of Linux, in the order in which ``auto`` tries them."""
 
-LATER_BACKENDS = ("seatbelt",)
-"""Names that may be used already, and never work on Linux."""
+MAC_BACKENDS = ("seatbelt",)
+"""Those of macOS."""
 
 DISABLE_VARIABLE = "NIGHTSHIFT_DISABLE_BACKENDS"
 """Names of backends, separated by commas, to be treated as unavailable. It can only make things stricter."""
 
 PROPERTIES = ("pid_isolation", "git_protect", "metadata", "private_shm", "signal_scope")
 """What a profile may ``require`` of a backend."""
+
+
+def platform_backends(platform: str) -> tuple[str, ...]:
+    """The backends that are tried on a platform, as ``sys.platform`` names it, in the order of ``auto``."""
+    return MAC_BACKENDS if platform == "darwin" else BACKENDS
 
 
 def disabled_backends(environ: Mapping[str, str]) -> frozenset[str]:
@@ -42,7 +47,7 @@ def disabled_backends(environ: Mapping[str, str]) -> frozenset[str]:
     """
     names = [name for part in environ.get(DISABLE_VARIABLE, "").split(",") if (name := part.strip())]
     for name in names:
-        if name not in (*BACKENDS, *LATER_BACKENDS):
+        if name not in (*BACKENDS, *MAC_BACKENDS):
             raise ConfigError(
                 f"{DISABLE_VARIABLE}: there is no sandbox backend {name!r}", hint=f"use {', '.join(BACKENDS)}"
             )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from runner.errors import ConfigError, SandboxError
 from runner.permission import Mode
 from runner.record import field, record, replace
-from runner.sandbox.base import BACKENDS, DISABLE_VARIABLE, LATER_BACKENDS, disabled_backends
+from runner.sandbox.base import BACKENDS, DISABLE_VARIABLE, MAC_BACKENDS, disabled_backends
 from runner.sandbox.launch import interpreter
 from runner.sandbox.layout import is_within, steps_to
 from runner.sandbox.process import run
@@ -152,14 +152,13 @@ def build_backend(name: str) -> Backend:
     """
     import sys
 
-    if name == "seatbelt" and sys.platform != "darwin":
+    if name in MAC_BACKENDS and sys.platform != "darwin":
         raise SandboxError(
-            "seatbelt confines on macOS only", hint="use sandbox.backend: auto, bubblewrap or landlock on Linux"
+            f"{name} confines on macOS only", hint="use sandbox.backend: auto, bubblewrap or landlock on Linux"
         )
-    if name in (*BACKENDS, *LATER_BACKENDS) and sys.platform != "linux":
+    if name in BACKENDS and sys.platform != "linux":
         raise SandboxError(
-            f"this version confines on Linux only, not on {sys.platform}",
-            hint="run in a Linux machine or container",
+            f"{name} confines on Linux only, not on {sys.platform}", hint="run in a Linux machine or container"
         )
     if name == "bubblewrap":
         from runner.sandbox.bubblewrap import Bubblewrap
@@ -169,6 +168,10 @@ def build_backend(name: str) -> Backend:
         from runner.sandbox.landlock import Landlock
 
         return Landlock()
+    if name == "seatbelt":
+        from runner.sandbox.seatbelt import Seatbelt
+
+        return Seatbelt()
     raise ConfigError(f"there is no sandbox backend {name!r}", hint=f"use auto, {', '.join(BACKENDS)} or seatbelt")
 
 

@@ -62,7 +62,14 @@ DEVNULL = subprocess.DEVNULL
 
 def _prctl(option: int, value: int) -> None:
     import ctypes
+    import sys
 
+    if sys.platform != "linux":
+        raise SandboxError(
+            f"commands can be started on Linux only so far, not on {sys.platform}: no other kernel lets the runner "
+            "adopt what they leave behind",
+            hint="run in a Linux machine or container",
+        )
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) < 0:
         raise SandboxError(

@@ -8,12 +8,13 @@ Writes no events; no effect on the prefix cache.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, SandboxError
 from runner.permission import Mode
 from runner.record import replace
-from runner.sandbox.base import BACKENDS, PROPERTIES, SandboxPolicy, SandboxSpec
+from runner.sandbox.base import PROPERTIES, SandboxPolicy, SandboxSpec, platform_backends
 from runner.sandbox.probe import ProbeReport, build_backend, probe
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def failure(report: ProbeReport, required: Sequence[str]) -> str | None:
 
 def candidates(spec: SandboxSpec) -> tuple[str, ...]:
     """The backends that may be used, in the order in which they are tried."""
-    return BACKENDS if spec.backend == "auto" else (spec.backend,)
+    return platform_backends(sys.platform) if spec.backend == "auto" else (spec.backend,)
 
 
 def select_backend(
@@ -128,7 +129,10 @@ def probe_all(
 
         with tempfile.TemporaryDirectory(prefix="nightshift-probe-") as folder:
             sample = _sample_policy(os.path.realpath(folder), environment, spec or SandboxSpec(), mode)
-            return [probe(name, sample, cancellation=heeded, environ=environment) for name in BACKENDS]
+            return [
+                probe(name, sample, cancellation=heeded, environ=environment)
+                for name in platform_backends(sys.platform)
+            ]
     finally:
         if own is not None:
             own.close()
