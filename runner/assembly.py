@@ -26,6 +26,8 @@ from runner.providers.prices import cost_of
 from runner.providers.redacting import RedactingProvider
 from runner.session.events import Redaction
 from runner.tools.builtin.files import EditFile, ReadFile, WriteFile
+from runner.tools.builtin.finding import ReportFinding
+from runner.tools.builtin.patch import ApplyPatch
 from runner.tools.builtin.search import Glob, Grep
 from runner.tools.builtin.shell import Shell
 from runner.tools.builtin.todo import Todo
@@ -84,9 +86,11 @@ def build_registry(spec: RunSpec, executor: Executor, spill: Spill, store: Spill
             ReadFile(executor, page_bytes=spill.page_bytes, spill=store.read),
             WriteFile(executor),
             EditFile(executor),
+            ApplyPatch(executor),
             Glob(executor),
             Grep(executor, page_bytes=spill.page_bytes),
             Todo(),
+            ReportFinding(executor),
         ]
     )
     tools = spec.profile.tools

@@ -22,10 +22,10 @@ READ_TOOLS = ("read_file", "glob", "grep")
 SEARCH_TOOLS = frozenset({"glob", "grep"})
 """Tools that read everything below the path they are given."""
 
-WRITE_TOOLS = ("write_file", "edit_file")
-"""Tools that create or change a path."""
+WRITE_TOOLS = ("write_file", "edit_file", "apply_patch")
+"""Tools that create, change or delete paths."""
 
-PLAIN_TOOLS = ("todo",)
+PLAIN_TOOLS = ("todo", "report_finding")
 """Tools with neither a command nor a path."""
 
 KNOWN_TOOLS = (*COMMAND_TOOLS, *READ_TOOLS, *WRITE_TOOLS, *PLAIN_TOOLS)

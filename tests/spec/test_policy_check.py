@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+from runner.approvals.words import KNOWN_TOOLS
 from runner.cli.policy import command
 from runner.config.shape import shipped_directory
 from runner.permission import Mode, Trust
@@ -61,7 +62,7 @@ def test_every_tool_mode_and_trust_has_an_outcome(policy: Path) -> None:
         (cell["tool"], cell["mode"], cell["trust"]): cell for cell in report["table"]
     }
 
-    assert len(cells) == len(report["table"]) == 7 * len(Mode) * len(Trust)
+    assert len(cells) == len(report["table"]) == len(KNOWN_TOOLS) * len(Mode) * len(Trust)
     shell = cells["shell", "workspace-write", "trusted"]
     assert shell["outcome"] == "some"
     assert shell["allows"] == [{"rule": "tests", "mode": "read-only"}]
@@ -104,7 +105,7 @@ def test_the_text_says_the_same_for_people(policy: Path) -> None:
     ]
     assert "Never decide, a deny always beats them: hidden" in lines
     assert "Opaque, what these run is bounded by the sandbox only: tests" in lines
-    assert "grep        every               both       deny" in lines
+    assert "grep            every               both       deny" in lines
     assert any(line.startswith("Note: ") for line in lines)
 
 

@@ -18,12 +18,31 @@ if TYPE_CHECKING:
 PATH_ONLY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+_CODES = {
+    errno.ENOENT: "NOT_FOUND",
+    errno.ENOTDIR: "NOT_FOUND",
+    errno.EISDIR: "IS_DIRECTORY",
+    errno.EACCES: "DENIED",
+    errno.EPERM: "DENIED",
+    errno.EROFS: "DENIED",
+    errno.EXDEV: "DENIED",
+    errno.ELOOP: "DENIED",
+    errno.ENAMETOOLONG: "INVALID",
+    errno.EFBIG: "TOO_LARGE",
+}
+
+
 class Refusal(Exception):  # noqa: N818  # a value for the caller, not an error of the program
     """The operation is not done; ``code`` and message go into the answer."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def refusal_of(error: OSError, path: str) -> Refusal:
+    """What the kernel refused at ``path``, as a refusal."""
+    return Refusal(_CODES.get(error.errno or 0, "IO"), f"{shown(path)}: {error.strerror or error}")
 
 
 def encode_name(name: str) -> bytes:

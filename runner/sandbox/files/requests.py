@@ -7,11 +7,10 @@ Standard library only.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 
-from .places import Refusal, open_folder, shown, write_all
+from .places import Refusal, open_folder, refusal_of, shown, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,19 +38,6 @@ MODULES = {
 }
 """Operations by the module that has a function of that name."""
 
-_CODES = {
-    errno.ENOENT: "NOT_FOUND",
-    errno.ENOTDIR: "NOT_FOUND",
-    errno.EISDIR: "IS_DIRECTORY",
-    errno.EACCES: "DENIED",
-    errno.EPERM: "DENIED",
-    errno.EROFS: "DENIED",
-    errno.EXDEV: "DENIED",
-    errno.ELOOP: "DENIED",
-    errno.ENAMETOOLONG: "INVALID",
-    errno.EFBIG: "TOO_LARGE",
-}
-
 
 def _operation(name: str) -> Callable[[Arguments], Value]:
     if name == "hello":
@@ -73,8 +59,8 @@ def answer(line: bytes) -> Value:
     except Refusal as refusal:
         code, message = refusal.code, str(refusal)
     except OSError as error:
-        code = _CODES.get(error.errno or 0, "IO")
-        message = f"{shown(subject)}: {error.strerror or error}"
+        refused = refusal_of(error, subject)
+        code, message = refused.code, str(refused)
     except MemoryError:
         code, message = "TOO_LARGE", f"{shown(subject)} does not fit into memory"
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:

@@ -40,6 +40,9 @@ _ERRORS = {
 }
 
 
+_CUT_SHORT = ("TIMEOUT", "CANCELLED")
+
+
 def resolve_read(workspace: str, path: str) -> str:
     """The absolute path a read of ``path`` opens, every link resolved."""
     return os.path.realpath(_absolute(workspace, path))
@@ -104,6 +107,8 @@ class WorkerTool:
             value: JsonObject = answer["value"]
             return value
         message = answer["message"].replace(self._workspace.rstrip("/") + "/", "")
+        if answer["code"] in _CUT_SHORT and invocation.facts.write:
+            message += "; what it had written until then stays, so look before you go on"
         if answer["code"] == "DENIED":
             message += f" (mode {invocation.mode.value})"
             if any(self._executor.is_protected(path) for path in invocation.facts.write):
