@@ -201,6 +201,8 @@ class _Findings:
         """Check what depends on the whole text."""
         if self.moved and (self.relative or any(not path.startswith("/") for path in (*self.reads, *self.writes))):
             raise Unanalysed("a `cd` that is not `cd DIRECTORY &&` at the start makes relative paths uncertain")
+        if "PS4" in self.assigned or any("PS4" in command.env for command in self.commands):
+            raise Unanalysed("PS4 is evaluated under `set -x`")
         if self.numbers and "IFS" in self.assigned:
             raise Unanalysed("a number may be split into words where IFS changes")
         if self.relative and any(command.moved and "/" in command.name for command in self.commands):

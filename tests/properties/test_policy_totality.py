@@ -1,17 +1,47 @@
-"""Every call gets a decision; only a rule allows; a deny never allows more."""
+"""Every call gets a decision; only a rule allows; what is stricter never allows more."""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+import fnmatch
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.approvals.policy import DEFAULT_RULE, CallFacts, Policy, decide
+from runner.approvals.resolver import Resolver
 from runner.approvals.review import notes, table, unreachable
+from runner.approvals.shell import analyse
+from runner.approvals.words import MATCHED_BUILTINS
 from runner.config.load import Document, Mark
 from runner.config.policy import build_policy
+from runner.errors import ErrorCode
 from runner.permission import Mode, Trust
+from runner.sandbox.base import SandboxSpec
+from runner.sandbox.executor import Executor, session_policy
+from runner.session.events import ApprovalDecided
+from runner.tools.builtin.files import EditFile, ReadFile, WriteFile
+from runner.tools.builtin.search import Glob, Grep
+from runner.tools.builtin.shell import Shell
+from runner.tools.builtin.todo import Todo
+from runner.tools.pipeline import Finalized, Pipeline, PreparedCall, content_bytes
+from runner.tools.registry import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runner.approvals.lexer import Token
+    from runner.approvals.shell import SimpleCommand
+    from runner.messages import ImageBlock, TextBlock
+    from runner.session.events import Event
+    from runner.tools.base import Tool
+
+pytestmark = pytest.mark.timeout(300)
 
 WORKSPACE = "/srv/space"
 TOOLS = ("shell", "read_file", "write_file", "edit_file", "glob", "grep", "todo", "unknown")
@@ -157,6 +187,136 @@ def test_adding_an_allow_never_denies_more_and_never_loosens_a_mode(
         assert (after.mode or mode).rank <= (before.mode or mode).rank or before.mode is None
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(rules(), max_size=3), st.lists(pieces, min_size=1, max_size=3), st.sampled_from([60, 1_000, 9_000]))
+def test_long_texts_are_decided_too(some: list[dict[str, Any]], repeated: list[str], times: int) -> None:
+    """However often the same nasty pieces come; the time of the whole test is bounded."""
+    facts = CallFacts("shell", "".join(repeated) * times)
+
+    assert decide(policy_of(some), facts, workspace=WORKSPACE, mode=Mode.READ_ONLY, trust=Trust.TRUSTED).reason
+
+
+# --- what a rule names, and what is stricter ------------------------------------------------------
+
+
+def names_word(alternatives: str | list[str], token: Token, *, program: bool) -> bool:
+    """Whether a word of a pattern names a word of a command, in the plainest way."""
+    given_words = [alternatives] if isinstance(alternatives, str) else alternatives
+    if token.expansion:
+        return "*" in given_words
+    return any(
+        word in {"*", token.value}
+        or (fnmatch.fnmatchcase(token.value, word) and not (program and "/" in token.value.removeprefix(word[:2])))
+        for word in given_words
+    )
+
+
+def names_command(rule: dict[str, Any], command: SimpleCommand) -> bool:
+    """Whether a rule, as it is written, names a command."""
+    if rule.get("command") == "any" or (rule.get("builtin") and command.name in MATCHED_BUILTINS):
+        return True
+    for pattern in rule.get("command", ()):
+        argv = pattern["argv"]
+        rest = argv[-1] in ("**", ["**"])
+        named = argv[:-1] if rest else argv
+        if len(command.argv) < len(named) or (len(command.argv) > len(named) and not rest):
+            continue
+        pairs = zip(named, command.argv, strict=False)
+        if all(names_word(word, token, program=not at) for at, (word, token) in enumerate(pairs)):
+            return True
+    return False
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(rules(), min_size=1, max_size=5), texts, modes, trusts)
+def test_a_text_is_allowed_only_if_a_rule_names_each_of_its_commands(
+    some: list[dict[str, Any]], text: str, mode: Mode, trust: Trust
+) -> None:
+    """Put to the rules as they are written; a text that is not analysed needs one with ``command: any``."""
+    if not allowed(policy_of(some), CallFacts("shell", text), mode, trust):
+        return
+
+    analysis = analyse(text)
+    able = [rule for rule in some if rule["decision"] == "allow" and (rule["tool"] == "*" or "shell" in rule["tool"])]
+    able = [rule for rule in able if str(trust) in rule.get("trust", [str(trust)]) and not rule.get("escalate")]
+    anything = any(rule.get("command") == "any" for rule in able)
+
+    assert anything or analysis.analysed
+    assert anything or analysis.commands
+    for command in analysis.commands:
+        assert any(names_command(rule, command) for rule in able)
+
+
+@st.composite
+def narrowed(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
+    """An allow, and the same one with less in it."""
+    rule = draw(rules(allow=True))
+    less = copy.deepcopy(rule)
+    by_words = "command" in rule
+    ways = ["trust", "mode"] + ["env"] * bool(rule.get("env")) + ["except"] * bool(rule.get("paths"))
+    if by_words:
+        ways += ["builtin", "command", "command", "flags", "words"]
+    if rule["tool"] == "*" or len(rule["tool"]) > 1:
+        ways.append("tool")
+    way = draw(st.sampled_from(ways))
+    if way == "trust":
+        less["trust"] = rule.get("trust", [str(each) for each in Trust])[:1]
+    elif way == "mode":
+        less["mode"] = "read-only"
+    elif way == "env":
+        less["env"] = rule["env"][1:]
+    elif way == "except":
+        less["paths"]["except"] = rule["paths"].get("except", []) + draw(globs)
+    elif way == "builtin":
+        less.pop("builtin", None)
+    elif way == "tool":
+        less["tool"] = ["shell"] if rule["tool"] == "*" else rule["tool"][1:]
+    elif rule["command"] == "any":
+        less["command"] = [{"argv": ["ls", "**"]}, {"argv": ["git", "*"]}]
+    elif way == "command":
+        less["command"] = rule["command"][1:] or [{"argv": ["never"]}]
+    else:
+        pattern = less["command"][0]
+        if way == "flags":
+            pattern["refuse_flags"] = [*pattern.get("refuse_flags", []), "-q", "--force"]
+        elif pattern["argv"][-1] == "**" and len(pattern["argv"]) > 1:
+            pattern["argv"] = pattern["argv"][:-1]
+    return rule, less
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(rules(), max_size=3), narrowed(), calls(), modes, trusts)
+def test_an_allow_with_less_in_it_never_allows_more(
+    others: list[dict[str, Any]],
+    pair: tuple[dict[str, Any], dict[str, Any]],
+    facts: CallFacts,
+    mode: Mode,
+    trust: Trust,
+) -> None:
+    """A tool, a trust, a variable, a pattern less, an option or a path more that is left out: and no rule at all."""
+    rule, less = pair
+
+    if allowed(policy_of([*others, less]), facts, mode, trust):
+        assert allowed(policy_of([*others, rule]), facts, mode, trust)
+    if allowed(policy_of(others), facts, mode, trust):
+        assert allowed(policy_of([*others, less]), facts, mode, trust)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(rules(), max_size=4), calls(), modes, trusts)
+def test_the_mode_of_the_run_allows_nothing(
+    some: list[dict[str, Any]], facts: CallFacts, mode: Mode, trust: Trust
+) -> None:
+    """Calls without escalation are decided alike in every mode; what runs never gets a wider one than asked for."""
+    plain = CallFacts(facts.tool, facts.command, facts.read, facts.write)
+    policy = policy_of(some)
+
+    assert len({allowed(policy, plain, each, trust) for each in Mode}) == 1
+    decision = decide(policy, facts, workspace=WORKSPACE, mode=mode, trust=trust)
+    widest = max(mode.rank, facts.escalation.rank if facts.escalation else 0)
+    assert decision.mode is None or decision.mode.rank < widest
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.permutations(range(4)), st.lists(rules(), min_size=4, max_size=4), calls(), modes, trusts)
 def test_the_order_of_rules_decides_nothing(
@@ -196,3 +356,122 @@ def test_what_is_said_beforehand_holds(some: list[dict[str, Any]], facts: CallFa
         assert not (cell.outcome == "deny" and decision.allowed and (facts.read or facts.write or facts.command))
         assert not (cell.outcome == "allow" and not decision.allowed and (facts.command or "x").strip())
         assert decision.rule not in dict(unreachable(policy)) or not decision.allowed
+
+
+# --- through the tools and the pipeline ------------------------------------------------------------
+
+
+class Kept:
+    """A finalizer that changes nothing."""
+
+    def begin_step(self) -> None:
+        pass
+
+    def finalize(self, call_id: str, content: Sequence[TextBlock | ImageBlock], overflow: str | None) -> Finalized:
+        assert call_id
+        assert overflow is None
+        return Finalized(list(content), content_bytes(content))
+
+
+def tools_of(root: Path, mode: Mode) -> list[Tool]:
+    """The built-in tools of a run in ``mode`` over a small tree; nothing of it runs here."""
+    executor = Executor(
+        None,
+        session_policy(
+            SandboxSpec(), mode=mode, workspace=f"{root}/work", state=f"{root}/{mode}", hidden=(), environment={}
+        ),
+    )
+    return [
+        Shell(executor, overflow=f"{root}/overflow"),
+        ReadFile(executor, page_bytes=1_000, spill=lambda *_: "nothing is kept"),
+        WriteFile(executor),
+        EditFile(executor),
+        Glob(executor),
+        Grep(executor, page_bytes=1_000),
+        Todo(),
+    ]
+
+
+paths_in = st.sampled_from([
+    "a", "sub/a", "src/x", "../x", "/etc/passwd", "link/x", "loop/x", "out/x", "", ".", "~", "a\0", ".env",
+    ".git/config", "**/*", "sub/*.py", "/", "src/../.env", "\udc80", "spill:c1",
+])  # fmt: skip
+odd = st.none() | st.integers() | st.text(max_size=5) | paths_in
+
+
+@st.composite
+def written_calls(draw: st.DrawFn) -> tuple[str, str]:
+    """Name and arguments of a call as a model writes them; most have the right shape."""
+    some = paths_in | odd
+    shapes: dict[str, st.SearchStrategy[Any]] = {
+        "shell": st.fixed_dictionaries(
+            {"command": texts},
+            optional={"sandbox_permissions": modes.map(str), "justification": st.sampled_from(["", "why"])},
+        ),
+        "read_file": st.fixed_dictionaries({"path": some}),
+        "write_file": st.fixed_dictionaries({"path": some, "content": st.text(max_size=3)}),
+        "edit_file": st.fixed_dictionaries({"path": some, "edits": st.just([{"old": "a", "new": "b"}])}),
+        "glob": st.fixed_dictionaries({"pattern": some}, optional={"path": some}),
+        "grep": st.fixed_dictionaries({"pattern": some}, optional={"path": some}),
+        "todo": st.just({"todos": [{"content": "a", "status": "pending"}]}),
+        "unknown": st.dictionaries(st.text(max_size=4), odd, max_size=2),
+    }
+    name = draw(st.sampled_from(sorted(shapes)))
+    return name, draw(shapes[name].map(json.dumps) | shapes[name].map(json.dumps) | st.text(max_size=10))
+
+
+def test_every_call_of_a_real_tool_is_decided_by_the_policy_alone(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Through arguments, facts, links and stages: refused with a reason, or allowed by a rule that is recorded."""
+    root = Path(os.path.realpath(tmp_path_factory.mktemp("totality")))
+    (root / "work" / "sub").mkdir(parents=True)
+    (root / "work" / "link").symlink_to("sub")
+    (root / "work" / "loop").symlink_to("loop")
+    (root / "work" / "out").symlink_to("/etc")
+    tools = {mode: tools_of(root, mode) for mode in Mode}
+    prepared_calls = []
+
+    @settings(max_examples=120, deadline=None)
+    @given(st.lists(rules(), max_size=5), written_calls(), modes, trusts)
+    def check(some: list[dict[str, Any]], call: tuple[str, str], mode: Mode, trust: Trust) -> None:
+        policy = policy_of(some)
+        events: list[Event] = []
+        resolver = Resolver(policy, workspace=f"{root}/work", mode=mode, trust=trust, new_id=lambda: "a1")
+        pipeline = Pipeline(
+            registry=Registry(tools[mode]),
+            mode=mode,
+            resolve=resolver.resolve,
+            emit=events.extend,
+            finalizer=Kept(),
+            clock=lambda: 0.0,
+            timeout=lambda: 1.0,
+            holds_secret=lambda _call, _text: False,
+        )
+
+        made = pipeline.prepare(
+            pipeline.parse({"type": "tool-call", "id": "c1", "name": call[0], "arguments": call[1]})
+        )
+
+        decided = [event for event in events if isinstance(event, ApprovalDecided)]
+        by_id = {rule.id: rule for rule in policy.rules}
+        if isinstance(made, PreparedCall):
+            prepared_calls.append(made)
+            assert made.decision == decide(
+                policy, made.facts, workspace=f"{root}/work", mode=mode, trust=trust, resolve=os.path.realpath
+            )
+            assert made.decision.allowed
+            assert by_id[made.decision.rule].allow
+            assert [(event.outcome, event.rule) for event in decided] == [("allowed-once", made.decision.rule)]
+            assert made.mode.rank <= max(mode.rank, made.facts.escalation.rank if made.facts.escalation else 0)
+        else:
+            assert made.outcome.content
+            if made.outcome.error is ErrorCode.POLICY_DENIED:
+                assert [event.outcome for event in decided] == ["rejected"]
+                rule = decided[0].rule
+                assert rule == DEFAULT_RULE or (rule is not None and not by_id[rule].allow)
+            else:
+                assert made.outcome.error in {ErrorCode.INVALID_ARGS, ErrorCode.UNKNOWN_TOOL}
+                assert not decided
+
+    check()
+    assert prepared_calls
+    assert sorted(path.name for path in (root / "work").iterdir()) == ["link", "loop", "out", "sub"]
