@@ -20,7 +20,7 @@ from runner.tools.pipeline import Denial, Finalized, Pipeline, PreparedCall, con
 from runner.tools.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from runner.messages import ImageBlock, JsonObject, TextBlock, ToolCallBlock, ToolSchema
     from runner.session.events import Event
@@ -345,6 +345,17 @@ def test_a_guard_denies_after_the_policy_allowed() -> None:
     assert line.tool.invocations == []
 
 
+@pytest.mark.parametrize("answer", [True, False, "yes", ALLOW, object()], ids=lambda answer: type(answer).__name__)
+def test_a_guard_that_says_something_odd_denies(answer: object) -> None:
+    """There is no answer that allows, and none that is taken for an abstention but None."""
+    line = Line(guards=[lambda _call: answer])
+
+    result = line.run()
+
+    assert result.error is ErrorCode.GUARD_DENIED
+    assert line.tool.invocations == []
+
+
 def test_a_guard_that_throws_denies() -> None:
     """A check that could not run counts as failed."""
 
@@ -368,6 +379,44 @@ def test_a_guard_cannot_change_the_call() -> None:
 
     assert line.run().error is ErrorCode.GUARD_DENIED
     assert line.tool.invocations == []
+
+
+class Held:
+    """Time that was held for a call, and what was said of its use."""
+
+    def __init__(self, granted: float) -> None:
+        self.granted = granted
+        self.settled: list[dict[str, float]] = []
+
+    def settle(self, used: Mapping[str, float]) -> None:
+        self.settled.append(dict(used))
+
+
+@pytest.mark.parametrize(("granted", "seconds"), [(3.0, 3.0), (0.0, 0.1)])
+def test_a_call_gets_the_time_that_is_held_for_it_and_gives_the_rest_back(granted: float, seconds: float) -> None:
+    """What it took is counted once, a call that breaks included; a denied call holds nothing."""
+    asked: list[tuple[float, int]] = []
+    held: list[Held] = []
+
+    def hold_time(most: float, together: int) -> Held:
+        asked.append((most, together))
+        held.append(Held(granted))
+        return held[-1]
+
+    def broken(_invocation: Invocation) -> ToolOutcome:
+        raise SandboxError("bwrap is gone")
+
+    line = Line(hold_time=hold_time)
+
+    line.run()
+    line.run("{")
+    line.tool.behave = broken
+    with pytest.raises(SandboxError):
+        line.run()
+
+    assert asked == [(7.5, 1)] * 2
+    assert [invocation.timeout for invocation in line.tool.invocations] == [seconds] * 2
+    assert [each.settled for each in held] == [[{"tool_time": 0.25}]] * 2
 
 
 def test_a_broken_tool_is_run_again_only_if_that_is_harmless() -> None:

@@ -23,7 +23,7 @@ from runner.tools.registry import Registry
 from runner.tools.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from runner.messages import ImageBlock, JsonObject, TextBlock, ToolCallBlock, ToolSchema
@@ -71,6 +71,16 @@ class Unbounded:
         return Finalized(list(content), content_bytes(content))
 
 
+class Share:
+    """All the time that was asked for."""
+
+    def __init__(self, granted: float) -> None:
+        self.granted = granted
+
+    def settle(self, used: Mapping[str, float]) -> None:
+        assert used.keys() == {"tool_time"}
+
+
 class Reply:
     """A scheduler over a real session log, with tools that leave a trace of what ran when."""
 
@@ -85,6 +95,7 @@ class Reply:
         self.finalizer = Unbounded()
         self.trace: list[str] = []
         self.threads: list[str] = []
+        self.shares: list[int] = []
         self.barriers: list[int] = []
         self.running = 0
         self.most = 0
@@ -99,6 +110,7 @@ class Reply:
             clock=time.monotonic,
             timeout=lambda: 10.0,
             holds_secret=lambda _call, _text: False,
+            hold_time=self._hold_time,
         )
         values: dict[str, Any] = {
             "append": self.log.append,
@@ -110,6 +122,11 @@ class Reply:
             **options,
         }
         self.scheduler = Scheduler(pipeline, **values)
+
+    def _hold_time(self, most: float, together: int) -> Share:
+        with self._lock:
+            self.shares.append(together)
+        return Share(most)
 
     def _work(self, invocation: Invocation) -> ToolOutcome:
         with self._lock:
@@ -257,6 +274,44 @@ def test_no_more_calls_run_at_once_than_allowed(tmp_path: Path, parallel: int, m
     reply.log.close()
 
     assert reply.most == most
+
+
+def test_calls_that_run_at_the_same_time_share_what_time_is_left(tmp_path: Path) -> None:
+    """Each is told how many may run beside it: as many as there are, and as many as may."""
+    reply = Reply(tmp_path / "log", parallel=3)
+
+    reply.run("read 1", "read 2", "write 3", "read 4", "read 5", "read 6", "read 7", "read 8 denied")
+    reply.log.close()
+
+    assert reply.shares == [2, 2, 1, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_a_denied_call_stops_what_stands_behind_it_where_that_ends_the_run(tmp_path: Path, kind: str) -> None:
+    """What stands before it runs, beside it in a group too; nothing behind it is put to the policy."""
+    reply = Reply(tmp_path / "log", abort_on_denied=True)
+
+    report = reply.run(f"{kind} 1", f"{kind} 2 denied", f"{kind} 3", "write 4", "unknown 5")
+    reply.log.close()
+
+    assert report.ends_run
+    codes = [code for _, code in reply.results().values()]
+    assert codes == [None, "POLICY_DENIED", *["ABORTED_BEFORE_DISPATCH"] * 3]
+    assert [entry for entry in reply.trace if entry.startswith("start")] == ["start 1"]
+    assert [name for name in reply.written() if name.startswith("approval/asked")] == [
+        "approval/asked 1", "approval/asked 2",
+    ]  # fmt: skip
+
+
+def test_a_malformed_call_does_not_end_a_run_that_a_denied_one_ends(tmp_path: Path) -> None:
+    """Want of authority does, a mistake does not."""
+    reply = Reply(tmp_path / "log", abort_on_denied=True)
+
+    report = reply.run("unknown 1", "write 2")
+    reply.log.close()
+
+    assert not report.ends_run
+    assert [code for _, code in reply.results().values()] == ["UNKNOWN_TOOL", None]
 
 
 def test_a_single_call_pays_for_no_thread(reply: Reply) -> None:
