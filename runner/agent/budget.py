@@ -79,6 +79,14 @@ def amounts_of(usage: Usage, cost: float | None) -> dict[str, float]:
     return {"input_tokens": read, "output_tokens": written, "tokens": read + written, "cost": cost or 0.0}
 
 
+def _sum(fixed: Mapping[str, float], each: Mapping[str, float], units: float) -> dict[str, float]:
+    """What is fixed and what so many units take."""
+    total = dict(fixed)
+    for name, price in each.items():
+        total[name] = total.get(name, 0) + price * units
+    return total
+
+
 class Reservation:
     """What one call may take at most, held until it is known what it took.
 
@@ -271,15 +279,17 @@ class Budget:
         Raises:
             LimitExceeded: Not even ``fixed`` and ``least`` units fit.
         """
-        unit = {**dict.fromkeys(fixed, 0), **(each or {})}
+        held, granted = dict(fixed), most
         with self._lock:
-            self._fit({name: fixed.get(name, 0) + price * least for name, price in unit.items()})
-            granted = most
-            for name, price in unit.items():
-                room = self.room(name) if price > 0 else None
-                if room is not None:
-                    granted = min(granted, max(least, (room - fixed.get(name, 0)) / price))
-            held = {name: fixed.get(name, 0) + price * granted for name, price in unit.items()}
+            self._fit(_sum(fixed, each, least) if each and least else fixed)
+            if each:
+                for account in self._accounts:
+                    for name, maximum in account.maxima.items():
+                        price = each.get(name, 0)
+                        if price > 0:
+                            room = maximum - account.taken(name) - fixed.get(name, 0)
+                            granted = min(granted, max(least, room / price))
+                held = _sum(fixed, each, granted)
             for account in self._accounts:
                 for name, value in held.items():
                     account.held[name] += value
@@ -320,11 +330,11 @@ class Budget:
     def _fit(self, needed: Mapping[str, float]) -> None:
         """Refuse what does not fit. Under the lock."""
         for account in self._accounts:
-            for name, value in needed.items():
-                maximum, taken = account.maxima.get(name), account.taken(name)
-                if maximum is not None and value > 0 and taken + value > maximum:
+            for name, maximum in account.maxima.items():
+                value = needed.get(name, 0)
+                if value > 0 and account.taken(name) + value > maximum:
                     shown = value if limit_code(name) is ErrorCode.BUDGET_EXHAUSTED else None
-                    raise LimitExceeded(LimitState(name, taken, maximum, shown))
+                    raise LimitExceeded(LimitState(name, account.taken(name), maximum, shown))
 
     # --- children -------------------------------------------------------------------------------
 

@@ -185,9 +185,12 @@ def private_copy(event: Event) -> Event:
     cls = type(event)
     copy = cls.__new__(cls)
     for name in _slots(cls):
-        setattr(copy, name, copy_json(getattr(event, name)))
+        value = getattr(event, name)
+        setattr(copy, name, copy_json(value) if type(value) in _CHANGEABLE else value)
     return copy
 
+
+_CHANGEABLE = (dict, list)
 
 _SLOTS: dict[type, tuple[str, ...]] = {}
 
