@@ -12,8 +12,8 @@ from runner.approvals.words import (
     KNOWN_TOOLS,
     READ_TOOLS,
     SEARCH_TOOLS,
+    SHELLS,
     WRITE_TOOLS,
-    is_interpreter,
 )
 from runner.permission import Mode, Trust
 from runner.record import record
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
     from runner.approvals.patterns import CommandPattern, PathPattern, Word
     from runner.approvals.policy import Policy, Rule
+
+
+_RUN_ARGUMENTS = SHELLS | {"node", "perl", "php", "python", "python3", "ruby"}
+"""Programs that run whatever code their arguments hold."""
 
 
 @record
@@ -189,7 +193,7 @@ def _hides(allow: CommandPattern, deny: CommandPattern) -> bool:
     if len(deny.words) < 2 or allow.refuse_flags or not allow.words:
         return False
     shared = allow.words[0].literals & deny.words[0].literals
-    # An interpreter runs the same from its arguments in any number of ways, and is listed as opaque.
-    if all(is_interpreter(name) for name in shared):
+    # These run the same from their arguments in any number of ways, and are listed as opaque.
+    if shared <= _RUN_ARGUMENTS:
         return False
     return allow.words[1].any if len(allow.words) > 1 else allow.rest

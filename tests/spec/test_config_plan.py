@@ -24,11 +24,15 @@ rules:
   - {id: tests, tool: shell, command: [[pytest, "**"]], mode: read-only, decision: allow}
   - {id: edit, tool: write_file, paths: {write: ["src/**"], except: ["src/gen/**"]}, decision: allow}
   - {id: no-push, tool: shell, command: [[git, push, "**"]], decision: deny, reason: not here}
+  - {id: wide, tool: shell, command: [[make, "**"]], escalate: [danger-full-access], decision: allow}
+  - {id: others, tool: todo, trust: [untrusted], decision: allow}
 """
 PROFILE = """\
 version: 1
 model: {provider: openai, model: gpt-5-mini, api_key_env: MY_KEY}
 approvals: p.policy.yaml
+permission_mode: workspace-write
+tools: {deny: [write_file]}
 """
 TASK = """\
 version: 1
@@ -72,6 +76,9 @@ def test_a_plan_shows_values_with_origins_and_what_the_policy_allows(folder: Pat
     assert "allow tests: shell: pytest ** (in read-only) (opaque: what it runs is bounded by the sandbox only)" in lines
     assert "allow edit: write_file: write src/**; except src/gen/**" in lines
     assert "deny no-push: shell: git push **" in lines
+    opaque = "(opaque: what it runs is bounded by the sandbox only)"
+    assert f"allow wide: shell: make ** (asking for danger-full-access) {opaque}" in lines
+    assert "allow others: todo (untrusted only) (not in this run)" in lines
     assert "MY_KEY: not set" in lines
     assert "p.policy.yaml" in done.stdout
     assert sorted(folder.rglob("*")) == before
@@ -85,9 +92,58 @@ def test_a_plan_as_json_keeps_to_its_schema(folder: Path, run_nightshift: Nights
     jsonschema_rs.validator_for(SCHEMA).validate(report)
     assert report["values"]["profile.limits.steps"] == {"value": 9, "origin": "t.task.yaml:5"}
     assert report["secrets"] == [{"name": "MY_KEY", "set": True}]
-    assert [rule["opaque"] for rule in report["policy"]] == [False, True, False, False]
+    assert [rule["opaque"] for rule in report["policy"]] == [False, True, False, False, True, False]
+    tools = {tool["tool"]: tool for tool in report["tools"]}
+    assert tools["shell"] == {
+        "tool": "shell",
+        "offered": True,
+        "outcome": "some",
+        "allows": [{"rule": "tests", "mode": "read-only"}],
+        "denies": ["no-push"],
+        "escalated": ["wide"],
+        "opaque": ["tests"],
+    }
+    assert (tools["write_file"]["offered"], tools["write_file"]["outcome"]) == (False, "some")
+    assert (tools["todo"]["outcome"], tools["todo"]["allows"]) == ("deny", [])
     assert "<<< " in report["prompt"]
     assert "the-key" not in done.stdout
+
+
+def test_a_plan_says_what_becomes_of_the_calls_of_each_tool(folder: Path, run_nightshift: Nightshift) -> None:
+    """Under this run's mode and trust: by which rules, in which mode, and what bounds what runs."""
+    trusted = plan(run_nightshift, folder).stdout
+    untrusted = plan(run_nightshift, folder, "--trust", "untrusted").stdout
+
+    def section(text: str) -> list[str]:
+        return [" ".join(line.split()) for line in text.partition("what the task may do\n")[2].splitlines()]
+
+    assert section(trusted)[:11] == [
+        "shell some by tests in read-only; never what matches no-push; with escalation by wide",
+        "read_file allow by look",
+        "glob deny",
+        "grep allow by look",
+        "edit_file deny",
+        "apply_patch deny",
+        "todo deny",
+        "report_finding deny",
+        "not offered, each call denied: write_file",
+        "opaque: what it runs is bounded by the sandbox only: tests",
+        "sandbox: workspace-write, nothing is written outside the workspace, sandbox.writable and a temporary folder",
+    ]
+    assert "todo allow by others" in section(untrusted)
+
+
+def test_a_long_rule_is_shown_line_by_line(folder: Path, run_nightshift: Nightshift) -> None:
+    """What it looks at stands below it."""
+    text = POLICY.replace(
+        '[[pytest, "**"]]', f'[[pytest, "**"], [{"x" * 100}, "**"], {{argv: [git, log], refuse_flags: [-O]}}]'
+    )
+    (folder / "p.policy.yaml").write_text(text)
+
+    lines = [line.strip() for line in plan(run_nightshift, folder).stdout.splitlines()]
+
+    at = lines.index("allow tests: shell (in read-only) (opaque: what it runs is bounded by the sandbox only)")
+    assert lines[at + 1 : at + 4] == ["pytest **", f"{'x' * 100} **", "git log without -O"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
@@ -168,7 +224,7 @@ def test_a_prompt_is_read_from_stdin_only_when_asked(folder: Path, run_nightshif
     assert "--prompt: the text is empty" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["task", "profile", "policy", "script", "plan"])
+@pytest.mark.parametrize("name", ["task", "profile", "policy", "script", "plan", "policy-check", "policy-test"])
 def test_a_schema_is_printed_by_name(run_nightshift: Nightshift, name: str) -> None:
     """As it lies in the installation."""
     done = run_nightshift("schema", name)

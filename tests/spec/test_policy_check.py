@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import jsonschema_rs
 import pytest
 from click.testing import CliRunner
 
 from runner.approvals.words import KNOWN_TOOLS
 from runner.cli.policy import command
+from runner.config.policy_report import CHECK_SCHEMA
 from runner.config.shape import shipped_directory
 from runner.permission import Mode, Trust
 
@@ -91,6 +93,14 @@ def test_rules_that_deserve_a_look_are_listed(policy: Path) -> None:
     assert len(report["digest"]) == 64
 
 
+def test_the_report_keeps_to_its_schema(policy: Path) -> None:
+    """For a small policy and for every shipped one."""
+    validator = jsonschema_rs.validator_for(CHECK_SCHEMA)
+
+    for path in [policy, *(shipped_directory() / "policies").glob("*.yaml")]:
+        validator.validate(json.loads(checked(path, "--json")))
+
+
 def test_the_text_says_the_same_for_people(policy: Path) -> None:
     """Rules with what they look at, the table, the lists."""
     lines = checked(policy).splitlines()
@@ -151,6 +161,65 @@ def test_a_rule_behind_a_deny_that_covers_it_never_decides(
     path.write_text(f"version: 1\nrules:\n{rules}", encoding="utf-8")
 
     assert json.loads(checked(path, "--json"))["unreachable"] == (["a"] if unreachable else [])
+
+
+def test_what_a_pattern_refuses_and_looks_past_is_shown(tmp_path: Path) -> None:
+    """Beside its words."""
+    path = tmp_path / "x.policy.yaml"
+    path.write_text(
+        "version: 1\nrules:\n"
+        '  - {id: a, tool: shell, command: [{argv: [git, log, "**"], refuse_flags: [-O, --output]}], decision: allow}\n'
+        '  - {id: d, tool: shell, command: [{argv: [git, push, "**"], anywhere: true}], decision: deny}\n',
+        encoding="utf-8",
+    )
+
+    lines = checked(path).splitlines()
+
+    assert "    git log ** without -O --output" in lines
+    assert "    git push ** (options may stand before the subcommand)" in lines
+
+
+@pytest.mark.parametrize(("program", "notes"), [("git", 1), ("npm", 1), ("python3", 0), ("bash", 0)])
+def test_an_interpreter_is_opaque_and_needs_no_note(tmp_path: Path, program: str, notes: int) -> None:
+    """What it runs is in its arguments in any case; of others an expansion hides the subcommand."""
+    path = tmp_path / "x.policy.yaml"
+    path.write_text(
+        "version: 1\nrules:\n"
+        f'  - {{id: a, tool: shell, command: [[{program}, "**"]], decision: allow}}\n'
+        f'  - {{id: d, tool: shell, command: [[{program}, word, "**"]], decision: deny}}\n',
+        encoding="utf-8",
+    )
+
+    assert len(json.loads(checked(path, "--json"))["notes"]) == notes
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"version: 1\nrules: {}\n", "rules"),
+        (b"version: 2\nrules: []\n", "version"),
+        (b"version: 1\nrules: [{id: a, tool: shel, decision: allow}]\n", "shell"),
+        (b"version: 1\nrules: [{id: a, tool: shell, command: [[ls]], decision: maybe}]\n", "decision"),
+        (b"version: 1\nrules: [{id: a, tool: todo, decision: allow}, {id: a, tool: todo, decision: deny}]\n", "'a'"),
+        (b"version: 1\nrules: [\xff]\n", "UTF-8"),
+        (b"version: 1\nrules: [{id: a\n", "YAML"),
+    ],
+)
+def test_a_bad_policy_is_one_message_with_code_2(
+    run_nightshift: Nightshift, tmp_path: Path, content: bytes, message: str
+) -> None:
+    """With the file's name and what is wrong; nothing on stdout, no traceback."""
+    path = tmp_path / "bad.policy.yaml"
+    path.write_bytes(content)
+
+    done = run_nightshift("policy", "check", path)
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("error CONFIG_INVALID: ")
+    assert "bad.policy.yaml" in done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_installed_command_checks_a_policy(run_nightshift: Nightshift, policy: Path) -> None:
