@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -262,6 +263,19 @@ def test_the_runner_cannot_be_read(box: Box, victim: subprocess.Popen[bytes]) ->
     box.assert_untouched()
 
 
+def test_without_a_sandbox_the_same_process_is_open(bare_box: Box, victim: subprocess.Popen[bytes]) -> None:
+    """The positive twin: it is seen, read, traced and signalled by the very same means."""
+    script = 'cat /proc/$1/environ; ls /proc/$1/root"$2"; grep -c sleep /proc/$1/cmdline'
+    seen = bare_box.run(script, victim.pid, bare_box.canary, mode=Mode.DANGER_FULL_ACCESS)
+    traced = bare_box.python(TRACE, victim.pid, mode=Mode.DANGER_FULL_ACCESS)
+
+    assert b"top-secret-value" in seen.output
+    assert str(bare_box.canary).encode() in seen.output
+    assert seen.output.endswith(b"1\n")
+    assert {b"SUCCEEDED pidfd_getfd", b"SUCCEEDED pidfd_send_signal"} <= set(traced.output.splitlines())
+    assert victim.wait(10) == -signal.SIGKILL
+
+
 HARDENED = """
 import time
 from runner.sandbox.process import harden_self
@@ -382,6 +396,30 @@ for name in os.listdir("/proc/self/fd"):
         os.close(leak)
 
     assert sorted(result.output.decode().splitlines()) == ["0 /dev/null", "1 pipe", "2 pipe"]
+
+
+FLOODS = {
+    "many lines": "yes 0123456789 | head -c 200M",
+    "one endless line": "head -c 200M /dev/zero | tr '\\0' x",
+    "no text": "head -c 200M /dev/zero | tr '\\0' '\\377'",
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_of_output_is_taken_without_filling_the_memory(box: Box, name: str) -> None:
+    """200 MB: head and tail are kept as they came, all of it is counted, and the memory stays small."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    argv = ["/bin/bash", "-c", f"{FLOODS[name]}; printf 'the end'"]
+    result = box.executor().run(
+        argv, mode=Mode.WORKSPACE_WRITE, timeout=50, cancellation=box.cancellation, capture=1_000_000
+    )
+
+    assert result.total_bytes == (200 << 20) + len(b"the end")
+    assert (result.truncated, len(result.output)) == (True, 1_000_000)
+    first = {"many lines": b"0123456789\n", "one endless line": b"xxxx", "no text": b"\xff\xff"}[name]
+    assert result.output.startswith(first)
+    assert result.output.endswith(b"the end")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000
 
 
 def test_exit_codes_and_signals_come_through(box: Box) -> None:

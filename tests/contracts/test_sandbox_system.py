@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,7 @@ from runner.sandbox.base import SandboxLimits
 from runner.sandbox.seccomp import ARCHITECTURES, DENIED_CALLS, INSPECTED_CALLS
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from runner.testing.sandbox import Box
 
@@ -76,6 +77,24 @@ def test_namespaces_cannot_be_made_by_any_call(box: Box) -> None:
     assert b"nested" not in box.run(script).output
 
 
+def test_nothing_is_mounted_by_any_means(box: Box) -> None:
+    """Mount, bind, remount, chroot and a nested sandbox: the mounts of the host and of the command stay."""
+    host = Path("/proc/self/mounts").read_text()
+    script = """
+        before=$(cat /proc/self/mounts)
+        mount -t tmpfs none src; mount --bind / src; mount -o remount,rw /; mount -o remount,bind,rw "$1"
+        umount -l /proc; chroot / true && echo "changed the root"; nsenter -t 1 -m true && echo "entered"
+        unshare -Urm sh -c "mount -t tmpfs none src" && echo "new namespace"
+        bwrap --bind / / sh -c 'echo x > "$0/new"' "$1"
+        test "$before" = "$(cat /proc/self/mounts)" && echo same
+    """
+    result = box.run(f"exec 2> /dev/null; {script}", box.outside)
+
+    assert result.output == b"same\n"
+    assert Path("/proc/self/mounts").read_text() == host
+    box.assert_untouched()
+
+
 def test_terminal_injection_is_refused(box: Box) -> None:
     """TIOCSTI and TIOCLINUX, also with bits above the 32 that the kernel reads; other requests pass."""
     words = [
@@ -86,6 +105,46 @@ def test_terminal_injection_is_refused(box: Box) -> None:
     ]
 
     assert answers(box, words) == {"sti": "EPERM", "linux": "EPERM", "high": "EPERM", "winsize": "ENOTTY"}
+
+
+INJECT = """
+import fcntl, os, sys
+try:
+    terminal = os.open(sys.argv[1], os.O_RDWR)
+    os.write(terminal, b"written")
+    for letter in b"id":
+        fcntl.ioctl(terminal, 0x5412, bytes([letter]))
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, str]]:
+    """A terminal of the host: what arrives at its screen, and its name."""
+    screen, keyboard = os.openpty()
+    os.set_blocking(screen, False)
+    yield screen, os.ttyname(keyboard)
+    os.close(screen)
+    os.close(keyboard)
+
+
+def test_a_terminal_of_the_host_is_out_of_reach(box: Box, terminal: tuple[int, str]) -> None:
+    """Nothing is put on its screen and nothing into its input."""
+    screen, name = terminal
+    result = box.python(INJECT, name)
+
+    assert b"Errno" in result.output
+    with pytest.raises(BlockingIOError):
+        os.read(screen, 100)
+
+
+def test_without_a_sandbox_the_terminal_is_reached(bare_box: Box, terminal: tuple[int, str]) -> None:
+    """The positive twin."""
+    screen, name = terminal
+    bare_box.python(INJECT, name, mode=Mode.DANGER_FULL_ACCESS)
+
+    assert os.read(screen, 100).startswith(b"written")
 
 
 def test_foreign_system_call_tables_are_refused(box: Box) -> None:
@@ -116,6 +175,7 @@ def test_a_command_has_no_capabilities_and_gains_none(box: Box) -> None:
     assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
     if os.geteuid() == 0:
         assert status["CapBnd"] == "0" * 16
+    assert box.run("sudo -n id -u || su -c id < /dev/null || echo neither").output.endswith(b"neither\n")
     shutil.copy("/usr/bin/id", box.workspace / "src" / "id")
     (box.workspace / "src" / "id").chmod(0o4755)
     assert box.run("src/id -u").output == f"{os.geteuid()}\n".encode()
