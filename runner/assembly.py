@@ -269,6 +269,7 @@ def _prompts(
         workspace=executor.workspace,
         tmp=executor.tmp,
         network=profile.sandbox.network,
+        egress=[str(each) for each in profile.sandbox.egress],
         not_enforced=executor.not_enforced(profile.mode),
         policy_summary=summarise(profile.policy, trust=spec.trust, tools=offered),
         limits=profile.limits,

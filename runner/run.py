@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from runner.messages import JsonObject
     from runner.outcome import Outcome
     from runner.providers.base import Provider
-    from runner.sandbox.base import Backend
+    from runner.sandbox.base import Backend, SandboxSpec
     from runner.sandbox.executor import Executor
     from runner.workspace.isolation import Workspace
 
@@ -433,7 +433,17 @@ def build_executor(run: Run) -> Executor:
     tightens = any(rule.mode is not None for rule in profile.policy.rules)
     if profile.mode is not Mode.DANGER_FULL_ACCESS or spec.require or tightens:
         run.backend = select_backend(spec, policy, cancellation=run.cancellation, environ=run.environ)
-    return Executor(run.backend, policy, fork_server=ForkServer())
+    proxy = None
+    if spec.egress:
+        from runner.sandbox.egress import Proxy
+
+        proxy = Proxy(
+            spec.egress,
+            decided=lambda host, port, decision: run.log.append(
+                ev.SandboxEgress(host=host, port=port, decision=decision)
+            ),
+        )
+    return Executor(run.backend, policy, fork_server=ForkServer(), proxy=proxy)
 
 
 def _other_sessions(run: Run) -> tuple[str, ...]:
@@ -442,6 +452,13 @@ def _other_sessions(run: Run) -> tuple[str, ...]:
     roots = (run.workspace.path, *run.spec.profile.sandbox.writable)
     # Somebody who works in that very folder wants it seen.
     return () if any(root == Path(path).resolve() for path in roots) else (str(root),)
+
+
+def _network_of(spec: SandboxSpec) -> str | JsonObject:
+    """What of the network commands reach, as in a profile."""
+    if spec.egress:
+        return {"allow": [str(each) for each in spec.egress]}
+    return "on" if spec.network else "off"
 
 
 def _open_session(run: Run, *, tools: Sequence[Any]) -> None:
@@ -462,7 +479,7 @@ def _open_session(run: Run, *, tools: Sequence[Any]) -> None:
     sandbox = {
         "backend": executor.backend_name if executor else None,
         "mode": profile.mode.value,
-        "network": "on" if profile.sandbox.network else "off",
+        "network": _network_of(profile.sandbox),
         "notEnforced": list(executor.not_enforced(profile.mode)) if executor else [],
     }
     run.log.append_many(

@@ -42,12 +42,17 @@ def user_message(text: str, *, message_id: str, kind: str, **source: object) -> 
     }
 
 
+def _network(egress: Sequence[str]) -> str:
+    return f"only {', '.join(egress)}, through the proxy that HTTP_PROXY and HTTPS_PROXY name"
+
+
 def runtime_context(
     *,
     mode: str,
     workspace: str,
     tmp: str,
     network: bool,
+    egress: Sequence[str],
     not_enforced: Sequence[str],
     policy_summary: str,
     limits: Limits,
@@ -65,7 +70,7 @@ def runtime_context(
         f"Workspace: {workspace}",
         f"Temporary folder: {tmp}" + lasting,
         f"Permission mode: {mode}. {writes}",
-        f"Network: {'on' if network else 'off'}.",
+        f"Network: {_network(egress) if egress else 'on' if network else 'off'}.",
     ]
     if "new_top_level_files" in not_enforced:
         lines.append("New files directly in the workspace's top folder cannot be made; use its sub-folders.")

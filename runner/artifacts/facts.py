@@ -67,6 +67,8 @@ class Facts:
     output_bytes: int = 0
     tool_ms: int = 0
     silence: float | None = None
+    egress: dict[tuple[str, int, str], int] = field(default_factory=dict)
+    egress_more: int = 0
     artifacts: dict[str, ev.ArtifactWritten] = field(default_factory=dict)
 
     def limit_table(self, usage: JsonObject) -> list[JsonObject]:
@@ -131,6 +133,7 @@ class FactsFold:
             ev.Redaction: self._redaction,
             ev.LlmRetryStarted: self._retry,
             ev.ArtifactWritten: self._artifact,
+            ev.SandboxEgress: self._egress,
             ev.SessionEndSeed: self._end_seed,
             ev.TurnEnd: self._turn_end,
         }
@@ -232,13 +235,20 @@ class FactsFold:
     def _artifact(self, event: ev.ArtifactWritten) -> None:
         self.facts.artifacts[event.path] = event
 
+    def _egress(self, event: ev.SandboxEgress) -> None:
+        egress, key = self.facts.egress, (event.host, event.port, event.decision)
+        if key in egress or len(egress) < MOST_SHOWN:
+            egress[key] = egress.get(key, 0) + 1
+        else:
+            self.facts.egress_more += 1
+
     def _end_seed(self, _: ev.SessionEndSeed) -> None:
         """What a fork's parent did is not the fork's; what it was asked, and began with, still holds."""
         facts = self.facts
-        for kept in (facts.denied, facts.writes, facts.limits, facts.artifacts):
+        for kept in (facts.denied, facts.writes, facts.limits, facts.artifacts, facts.egress):
             kept.clear()
         facts.denied_total = facts.writes_total = facts.redactions = facts.retries = facts.resumes = 0
-        facts.output_bytes = facts.tool_ms = facts.duration_ms = 0
+        facts.output_bytes = facts.tool_ms = facts.duration_ms = facts.egress_more = 0
         facts.silence = None
         self._spans, self._span_start = 0, facts.started_at
 

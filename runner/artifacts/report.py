@@ -258,6 +258,7 @@ def _sandbox(facts: Facts) -> list[str]:
         f"- network: {code_span(_network(sandbox.get('network')))}",
         f"- trust of the trigger: {code_span(facts.trust or '')}",
     ]
+    lines += _egress(facts)
     if facts.redactions:
         lines.append(f"- known secrets taken out of the log: {facts.redactions}")
     missing = [str(name) for name in sandbox.get("notEnforced") or ()]
@@ -280,7 +281,24 @@ def _sandbox(facts: Facts) -> list[str]:
 def _network(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    return str(value)
+    allowed = value.get("allow") if isinstance(value, dict) else None
+    return f"only {', '.join(map(str, allowed))}" if isinstance(allowed, list) else str(value)
+
+
+def _egress(facts: Facts) -> list[str]:
+    """Connections that commands asked the proxy for."""
+    lines = []
+    for decision in ("denied", "allowed"):
+        places = [
+            f"{code_span(f'{host}:{port}')} ({counted(count, 'time')})"
+            for (host, port, decided), count in facts.egress.items()
+            if decided == decision
+        ]
+        if places:
+            lines.append(f"- connections {decision}: {', '.join(places)}")
+    if facts.egress_more:
+        lines.append(f"- connections to further places: {facts.egress_more}")
+    return lines
 
 
 def _artifacts(facts: Facts) -> list[str]:

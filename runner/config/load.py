@@ -618,7 +618,7 @@ _WANTED: Final = {
 def _explain(error: ErrorDetails, model: type[BaseModel], document: Document) -> Problem:
     """One of pydantic's errors in our words."""
     kind = error["type"]
-    location = tuple(part for part in error["loc"] if part != "[key]")
+    location = tuple(part for part in error["loc"] if not str(part).startswith("["))  # "[key]", and kinds of a union
     context = error.get("ctx", {})
     value = error["input"]
     if kind == "extra_forbidden":

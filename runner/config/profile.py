@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from runner.config.section import (
     Count,
@@ -146,6 +146,20 @@ class SandboxLimits(Section):
     """Bytes of the largest file."""
 
 
+class NetworkAllow(Section):
+    """An allowlist for the network. Commands get through by a proxy, which needs a backend with network namespaces."""
+
+    allow: Annotated[list[Text], Field(min_length=1)]
+    """`host:port` each. An address of this machine or of a private network must be named itself, not by a host name."""
+
+
+# A mapping is an allowlist and anything else one of the words, so that what is wrong is said of one of them only.
+Network = Annotated[
+    Annotated[Literal["off", "on"], Tag("[word]")] | Annotated[NetworkAllow, Tag("[allowlist]")],
+    Discriminator(lambda value: "[allowlist]" if isinstance(value, dict) else "[word]"),
+]
+
+
 class Sandbox(Section):
     """What confines the commands and file tools of the agent."""
 
@@ -155,8 +169,8 @@ class Sandbox(Section):
     require: list[Literal["pid_isolation", "git_protect", "metadata", "private_shm", "signal_scope"]] | None = None
     """Properties without which the run does not start."""
 
-    network: Literal["off", "on"] | None = None
-    """Whether commands reach the network."""
+    network: Network | None = None
+    """Whether commands reach the network: `off`, `on`, or only the places that `allow` names."""
 
     unix_sockets: Literal["off", "on"] | None = None
     """Whether commands may connect to Unix sockets."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from runner.config.trust import Reader, Trigger
     from runner.messages import JsonObject
     from runner.providers.recording import Recording
+    from runner.sandbox.egress import Endpoint
 
 Settings = TypeVar("Settings")
 
@@ -371,10 +372,7 @@ def _sandbox(profile: Effective, environ: Mapping[str, str], untrusted: str | No
     for each in fields(limits):
         if (section, "limits", each.name) not in profile.values:
             profile.note((section, "limits", each.name), getattr(limits, each.name), "default")
-    network = profile.take(section, "network", default=DEFAULTS["Sandbox.network"])
-    if network == "on" and untrusted:
-        network = "off"
-        profile.note((section, "network"), network, untrusted)
+    network, egress = _network(profile, untrusted)
     sockets = profile.take(section, "unix_sockets", default=DEFAULTS["Sandbox.unix_sockets"])
     if sockets == "on" and untrusted == NO_NETWORK:
         sockets = "off"
@@ -391,7 +389,8 @@ def _sandbox(profile: Effective, environ: Mapping[str, str], untrusted: str | No
     return SandboxSpec(
         backend=profile.take(section, "backend", default=DEFAULTS["Sandbox.backend"]),
         require=tuple(profile.take(section, "require", default=[])),
-        network=network == "on",
+        network=network,
+        egress=egress,
         unix_sockets=sockets == "on",
         writable=_writable(profile, environ),
         hidden=_hidden(profile, environ),
@@ -401,6 +400,28 @@ def _sandbox(profile: Effective, environ: Mapping[str, str], untrusted: str | No
         unprotected_git=profile.take(section, "unprotected_git", default=DEFAULTS["Sandbox.unprotected_git"]),
         keep_dac=profile.take(section, "keep_dac", default=DEFAULTS["Sandbox.keep_dac"]),
     )
+
+
+def _network(profile: Effective, untrusted: str | None) -> tuple[bool, tuple[Endpoint, ...]]:
+    """Whether commands reach the network, and if not, what they reach through the proxy."""
+    location = ("sandbox", "network")
+    given = profile.raw(*location)
+    if untrusted and given not in (None, "off"):
+        profile.note(location, "off", untrusted)
+        return False, ()
+    if not isinstance(given, dict):
+        return profile.take(*location, default=DEFAULTS["Sandbox.network"]) == "on", ()
+    from runner.sandbox.egress import parse_endpoint
+
+    rules = []
+    for index, text in enumerate(profile.take(*location, "allow")):
+        try:
+            rules.append(parse_endpoint(text))
+        except ConfigError as error:
+            profile.problem((*location, "allow", index), f"{error.message}; {error.hint}")
+    if profile.raw("permission_mode") == Mode.DANGER_FULL_ACCESS.value:
+        profile.problem(location, "nothing keeps to an allowlist in danger-full-access: choose another mode, off or on")
+    return False, tuple(dict.fromkeys(rules))
 
 
 def _check_variables(profile: Effective, location: Location, spec: SandboxSpec) -> None:

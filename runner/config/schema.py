@@ -105,7 +105,7 @@ def _flatten(node: JsonObject) -> None:
     if "anyOf" in node:
         options: list[Any] = []
         for option in node["anyOf"]:
-            nested = option.get("anyOf") if set(option) == {"anyOf"} else None
+            nested = next(iter(option.values())) if set(option) in ({"anyOf"}, {"oneOf"}) else None
             options += nested or [option]
         node["anyOf"] = options
     if "description" in node:

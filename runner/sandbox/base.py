@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from runner.permission import Mode
+    from runner.sandbox.egress import Endpoint
     from runner.sandbox.layout import Layout
 
 
@@ -65,11 +66,15 @@ class SandboxLimits:
 
 @record
 class SandboxSpec:
-    """Resolved ``sandbox`` section of a profile. Paths are absolute."""
+    """Resolved ``sandbox`` section of a profile. Paths are absolute.
+
+    ``egress`` is the allowlist of a network that is off otherwise; empty without one.
+    """
 
     backend: str = "auto"
     require: tuple[str, ...] = ()
     network: bool = False
+    egress: tuple[Endpoint, ...] = ()
     unix_sockets: bool = False
     writable: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
@@ -96,6 +101,8 @@ class SandboxPolicy:
         readable: Folders that must stay readable although a fresh temporary folder or a
             hidden folder takes the place of what surrounds them; the working directory always is.
         environment: The whole environment of the command, already scrubbed.
+        egress: Where the command may get through the proxy, of a network that is off otherwise.
+        doorway: Descriptor through which the command opens its way to the proxy, None where it gets none.
     """
 
     mode: Mode
@@ -108,6 +115,8 @@ class SandboxPolicy:
     protected: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
     network: bool = False
+    egress: tuple[Endpoint, ...] = ()
+    doorway: int | None = None
     unix_sockets: bool = False
     unprotected_git: bool = False
     keep_dac: bool = False

@@ -21,7 +21,8 @@ from runner.errors import SandboxError
 from runner.permission import Mode
 from runner.sandbox import layout, seccomp
 from runner.sandbox.base import PROPERTIES, ConfinedCommand
-from runner.sandbox.launch import memory_file
+from runner.sandbox.egress import PORT
+from runner.sandbox.launch import memory_file, own_program
 from runner.sandbox.supervisor import tasks_of_user
 
 if TYPE_CHECKING:
@@ -299,9 +300,10 @@ class Bubblewrap:
         return [*options, "--chdir", cwd]
 
     def _inner(self, policy: SandboxPolicy) -> list[str]:
-        """What runs inside before the command: root's bounding set is emptied, limits are set."""
+        """What runs inside before the command: it empties root's bounding set, sets limits, opens the proxy's door."""
+        door = [] if policy.doorway is None else [*own_program("doorway.py"), str(policy.doorway), str(PORT), "--"]
         if os.geteuid() != 0:
-            return _limits(self._limiter, policy.limits)
+            return [*_limits(self._limiter, policy.limits), *door]
         kept = "".join(f",+{name}" for name in _KEPT_CAPABILITIES) if policy.keep_dac else ""
         return [
             self._dropper,
@@ -310,6 +312,7 @@ class Bubblewrap:
             f"--bounding-set=-all{kept}",
             "--",
             *_limits(self._limiter, policy.limits),
+            *door,
         ]
 
     def confine(self, argv: Sequence[str], policy: SandboxPolicy, *, cwd: str | None = None) -> ConfinedCommand:
@@ -344,7 +347,7 @@ class Bubblewrap:
             cwd="/",
             backend=self.name,
             not_enforced=self._gaps(policy, plan),
-            pass_fds=(program, status, arguments),
+            pass_fds=(program, status, arguments, *([] if policy.doorway is None else [policy.doorway])),
             cleanup=cleanup,
             wrapper_failed=wrapper_failed,
             finish=lambda: os.close(status),

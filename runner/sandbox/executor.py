@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from runner.cancellation import Cancellation
     from runner.sandbox.base import Backend, SandboxSpec
+    from runner.sandbox.egress import Door, Proxy
     from runner.sandbox.forkserver import ForkServer
 
 NOTHING_ENFORCED = ("writes", "hidden_files", "network", "unix_sockets", "system_calls", "limits", *PROPERTIES)
@@ -93,6 +94,7 @@ def session_policy(
         protected=tuple(os.path.abspath(path) for path in protected),
         readable=tuple(os.path.realpath(path) for path in readable),
         network=spec.network,
+        egress=spec.egress,
         unix_sockets=spec.unix_sockets,
         unprotected_git=spec.unprotected_git,
         keep_dac=spec.keep_dac,
@@ -127,6 +129,23 @@ def _require_owner(workspace: str, spec: SandboxSpec) -> None:
             "run without root's capabilities and so could not write there",
             hint="run as the workspace's owner, change its owner, or set sandbox.keep_dac: true",
         )
+
+
+def _through(door: Door, command: ConfinedCommand) -> ConfinedCommand:
+    """Tie a door to the life of the command it was made for. A command that did not open it was not started."""
+
+    def cleanup() -> None:
+        command.cleanup()
+        door.passed()
+
+    def finish() -> None:
+        command.finish()
+        door.close()
+
+    def wrapper_failed(code: int, output: bytes) -> bool:
+        return command.wrapper_failed(code, output) or not door.was_opened()
+
+    return replace(command, cleanup=cleanup, finish=finish, wrapper_failed=wrapper_failed)
 
 
 def _not_run(reason: str) -> ProcessResult:
@@ -406,10 +425,16 @@ class Executor:
         tmp: The session's temporary folder, seen by commands and file tools under the same path.
         home: The private HOME of commands.
         fork_server: Starts the commands of a backend that has a supervisor; None starts each supervisor anew.
+        proxy: What lets commands through to what the policy's ``egress`` names; None without such a list.
     """
 
     def __init__(
-        self, backend: Backend | None, policy: SandboxPolicy, *, fork_server: ForkServer | None = None
+        self,
+        backend: Backend | None,
+        policy: SandboxPolicy,
+        *,
+        fork_server: ForkServer | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -417,6 +442,7 @@ class Executor:
             backend: Confines the commands; None means that they run bare, which only danger-full-access may.
             policy: The policy of the session's ordinary commands, see ``session_policy``.
             fork_server: Makes the commands of a backend with a supervisor start faster; closed with the executor.
+            proxy: Enforces the policy's ``egress``; closed with the executor.
         """
         self._backend = backend
         self._policy = policy
@@ -425,6 +451,7 @@ class Executor:
         self.tmp = policy.tmp
         self.home = policy.home
         self.fork_server = fork_server
+        self.proxy = proxy
         self._lock = threading.Lock()
         self._workers: dict[Mode, Worker] = {}
         self._confining = threading.Lock()
@@ -504,17 +531,30 @@ class Executor:
         away and put a link in its place.
         """
         try:
-            command = backend.confine(argv, policy, cwd=cwd)
+            command = self._wrap(backend, argv, policy, cwd)
         except (ConfigError, SandboxError, OSError):
             if not self._end_background(lambda _: True):
                 raise
-            return backend.confine(argv, policy, cwd=cwd)  # what failed may have been their doing
+            return self._wrap(backend, argv, policy, cwd)  # what failed may have been their doing
         plan = command.layout
         if plan is not None and self._end_background(lambda other: other.endangers(plan)):
             command.cleanup()
             command.finish()
-            command = backend.confine(argv, policy, cwd=cwd)
+            command = self._wrap(backend, argv, policy, cwd)
         return command
+
+    def _wrap(self, backend: Backend, argv: Sequence[str], policy: SandboxPolicy, cwd: str) -> ConfinedCommand:
+        """Wrap a command, with a way to the proxy if there is one."""
+        if self.proxy is None:
+            return backend.confine(argv, policy, cwd=cwd)
+        door = self.proxy.door()
+        try:
+            environment = {**policy.environment, **self.proxy.environment}
+            command = backend.confine(argv, replace(policy, environment=environment, doorway=door.inside), cwd=cwd)
+        except BaseException:
+            door.close()
+            raise
+        return _through(door, command)
 
     def _end_background(self, chosen: Callable[[layout.Layout], bool]) -> bool:
         """End the confined background processes with a layout that is ``chosen``; whether there were any."""
@@ -697,3 +737,5 @@ class Executor:
                 worker.close()
             if self.fork_server is not None:
                 self.fork_server.close()
+            if self.proxy is not None:
+                self.proxy.close()

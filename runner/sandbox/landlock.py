@@ -126,8 +126,13 @@ class Landlock:
 
         Raises:
             ConfigError: CONFIG_INVALID, the workspace cannot be confined.
-            SandboxError: SANDBOX_UNAVAILABLE, a writable folder was replaced.
+            SandboxError: SANDBOX_UNAVAILABLE, a writable folder was replaced, or the policy has an allowlist.
         """
+        if policy.egress:
+            raise SandboxError(
+                "it gives a command no network of its own, so that nothing can be let through and all else be kept off",
+                hint="use a machine where bubblewrap works, or sandbox.network: off",
+            )
         folder = policy.workspace if cwd is None else cwd
         plan = layout.resolve(policy, folder)
         fields = self._fields(policy, plan, folder)

@@ -726,8 +726,8 @@ class Redaction(
     where: str = wire("string")
 
 
-class SandboxEgress(Event, type="sandbox/egress", writer="read only", readers="show", ignorable=True):
-    """The network allowlist decided on a connection."""
+class SandboxEgress(Event, type="sandbox/egress", writer="run", readers="reports, show", ignorable=True):
+    """The proxy decided, by the network allowlist, on a connection that a command asked for: `allowed` or `denied`."""
 
     host: str = wire("string")
     port: int = wire("integer")

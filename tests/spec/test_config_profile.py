@@ -277,7 +277,11 @@ def test_every_file_of_a_chain_is_checked(folder: Path) -> None:
         ("modell: {}", "p.profile.yaml:3:1: modell: unknown key, did you mean 'model'?"),
         ("permission_mode: write", "3:18: permission_mode: the text 'write' is none of the choices: write 'read-only'"),
         ("sandbox: {network: true}", "3:20: sandbox.network: true is none of the choices: write 'off' or 'on'"),
-        ("sandbox: {network: {allow: [x]}}", "3:20: sandbox.network: a mapping is none of the choices"),
+        ("sandbox: {network: {allow: []}}", "3:28: sandbox.network.allow: is empty"),
+        ("sandbox: {network: {allow: [x]}}", "3:29: sandbox.network.allow[0]: 'x' is no host and port"),
+        ("sandbox: {network: {allow: ['*:1']}}", "3:29: sandbox.network.allow[0]: '*:1' is no host and port"),
+        ("sandbox: {network: {allow: ['a:b']}}", "3:29: sandbox.network.allow[0]: 'a:b' is no host and port"),
+        ("sandbox: {network: {allow: ['a:1'], deny: []}}", "sandbox.network.deny: unknown key"),
         ("sandbox: {backend: docker}", "3:20: sandbox.backend: the text 'docker' is none of the choices"),
         ("sandbox: {require: [magic]}", "3:21: sandbox.require[0]: the text 'magic' is none of the choices"),
         ("sandbox: {limits: {memory: lots}}", "3:28: sandbox.limits.memory: the text 'lots' is no size"),
@@ -706,3 +710,26 @@ def test_the_eval_profile_is_wide(folder: Path) -> None:
     assert run.profile.model.context_window == 128_000
     assert run.profile.tools.allow is None
     assert run.profile.mode is Mode.DANGER_FULL_ACCESS
+
+
+def test_an_allowlist_is_a_network_that_is_off_with_places_that_are_reached(folder: Path) -> None:
+    """Names in lower case, addresses in their shortest form, nothing twice; shown by plan as it was written."""
+    places = "['PyPI.org:443', 'pypi.org.:443', '[0:0::1]:80', '10.0.0.1:5432']"
+    run = load(folder, f"{BASE}sandbox: {{network: {{allow: {places}}}}}\n")
+
+    assert run.profile.sandbox.network is False
+    assert [str(each) for each in run.profile.sandbox.egress] == ["pypi.org:443", "[::1]:80", "10.0.0.1:5432"]
+    assert run.values["profile.sandbox.network.allow"] == [
+        "PyPI.org:443",
+        "pypi.org.:443",
+        "[0:0::1]:80",
+        "10.0.0.1:5432",
+    ]
+
+
+def test_danger_full_access_takes_no_allowlist(folder: Path) -> None:
+    """Nothing would keep to it."""
+    lines = "permission_mode: danger-full-access\naccept_unconfined: true\nsandbox: {network: {allow: ['a:1']}}\n"
+    error = refused(folder, f"{BASE}{lines}")
+
+    assert "sandbox.network: nothing keeps to an allowlist in danger-full-access" in error.problems[0]

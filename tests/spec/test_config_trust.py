@@ -369,12 +369,13 @@ def test_a_key_file_of_the_checkout_is_refused(pull: Pull, tmp_path: Path) -> No
         pull.load(profile=str(tmp_path / "p.profile.yaml"), workspace="sub")
 
 
-def test_an_untrusted_trigger_gets_no_network(pull: Pull, tmp_path: Path) -> None:
+@pytest.mark.parametrize("network", ["on", "{allow: ['pypi.org:443']}"])
+def test_an_untrusted_trigger_gets_no_network(pull: Pull, tmp_path: Path, network: str) -> None:
     """Whatever the profile says; the origin says why."""
-    (tmp_path / "p.profile.yaml").write_text(PROFILE.format(5) + "sandbox: {network: on}\n")
+    (tmp_path / "p.profile.yaml").write_text(PROFILE.format(5) + f"sandbox: {{network: {network}}}\n")
     (tmp_path / "s.yaml").write_text("version: 1\nresponses: []\n")
 
     run = pull.load(profile=str(tmp_path / "p.profile.yaml"))
 
-    assert run.profile.sandbox.network is False
+    assert (run.profile.sandbox.network, run.profile.sandbox.egress) == (False, ())
     assert run.origins["profile.sandbox.network"] == "untrusted trigger"
