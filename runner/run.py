@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 FINISH_SECONDS = 60.0
 """Most time for the patch of a run that ended by itself."""
 
+_DOOR_SECONDS = 30.0
+
 CANCELLED_FINISH_SECONDS = 3.0
 """The same after a signal: the whole end must stay under five seconds."""
 
@@ -433,17 +435,20 @@ def build_executor(run: Run) -> Executor:
     tightens = any(rule.mode is not None for rule in profile.policy.rules)
     if profile.mode is not Mode.DANGER_FULL_ACCESS or spec.require or tightens:
         run.backend = select_backend(spec, policy, cancellation=run.cancellation, environ=run.environ)
-    proxy = None
-    if spec.egress:
-        from runner.sandbox.egress import Proxy
+    if not spec.egress:
+        return Executor(run.backend, policy, fork_server=ForkServer())
+    from runner.sandbox.egress import Proxy
 
-        proxy = Proxy(
-            spec.egress,
-            decided=lambda host, port, decision: run.log.append(
-                ev.SandboxEgress(host=host, port=port, decision=decision)
-            ),
-        )
-    return Executor(run.backend, policy, fork_server=ForkServer(), proxy=proxy)
+    def decided(host: str, port: int, decision: str) -> None:
+        run.log.append(ev.SandboxEgress(host=host, port=port, decision=decision))
+
+    executor = Executor(run.backend, policy, fork_server=ForkServer(), proxy=Proxy(spec.egress, decided=decided))
+    try:  # the probe knows nothing of the proxy's door
+        executor.run(["/bin/sh", "-c", ":"], mode=profile.mode, timeout=_DOOR_SECONDS, cancellation=run.cancellation)
+    except BaseException:
+        executor.close()
+        raise
+    return executor
 
 
 def _other_sessions(run: Run) -> tuple[str, ...]:
