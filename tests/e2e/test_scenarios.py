@@ -107,6 +107,12 @@ def edit(path: str, old: str, new: str, rule: str = "") -> Call:
     return Call("edit_file", {"path": path, "edits": [{"old": old, "new": new}]}, rule=rule)
 
 
+def patch(path: str, old: str, new: str, rule: str = "") -> Call:
+    """A patch of the first line of a file, which is applied or not."""
+    text = f"--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-{old}\n+{new}\n"
+    return Call("apply_patch", {"patch": text}, rule=rule)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a scenario takes place: in the user's home, since a sandbox has a ``/tmp`` of its own."""
@@ -150,6 +156,7 @@ def common(place: Place) -> list[Call]:
         denied("git status --short && git -C . push --force", "no-publish"),
         write(".github/workflows/ci.yml", rule="protected"),
         denied("echo 'on: pull_request_target' > .github/workflows/ci.yml", "protected"),
+        patch(".github/workflows/ci.yml", "on: push", "on: pull_request_target", rule="protected"),
         edit("ci/agent.policy.yaml", "[]", "[evil]", rule="protected"),
         denied("echo 'rules: []' >> ci/agent.policy.yaml", "protected"),
         denied(f"cat {key}", "credentials"),
@@ -267,6 +274,7 @@ def test_a_change_is_reviewed(
             Call("grep", {"pattern": "def test_", "path": "tests"}, shows="tests/test_prices.py:4:"),
             Call("read_file", {"path": "src/prices.py"}, shows="Prices of a basket"),
             Call("glob", {"pattern": "**/*.py"}, shows="src/prices.py"),
+            Call("report_finding", {"path": "src/prices.py", "line": 6, "severity": "note", "message": "No test."}),
             runs('for f in src/*.py; do echo "== $f"; head -n 2 "$f"; done', "== src/prices.py"),
             runs("if [ -f setup.cfg ]; then cat setup.cfg; else echo none; fi", "none"),
             runs("git ls-files | grep -v tests | xargs wc -l | sort -n | tail -n 1", "total"),
@@ -492,6 +500,7 @@ def test_documents_are_generated(
             ),
             runs("python3 -m pydoc src.prices | head -n 20", "total(prices, discount=0)"),
             runs("mkdir -p docs/how-to && mv docs/old.md docs/how-to/guide.md && ls docs/how-to", "guide.md"),
+            patch("docs/how-to/guide.md", "# Guide", "# Guide to prices"),
             write("docs/how-to/prices.md", "# Prices\n\nSee the [reference](../reference.md).\n"),
             runs("cat docs/reference.md docs/how-to/*.md | wc -w"),
             runs(
