@@ -12,7 +12,7 @@ BASE ?= python:3.13-bookworm
 IMAGE_PYTHON ?= 3.13
 IMAGE ?= nightshift
 
-.PHONY: help demo demo-real test test-all test-docker check lint types format schema docs bench bench-log bench-sandbox image build wheels clean
+.PHONY: help demo demo-real test test-all test-docker check lint types format schema docs bench bench-log bench-policy bench-sandbox image build wheels clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ bench: $(VENV)/.installed-demo ## Measure this runner beside the least a Python 
 bench-log: $(VENV)/.installed-demo ## Measure reading a log of 1 GB, and a session of 5,000 steps
 	$(BIN)/python bench/bench_log.py $(ARGS)
 	$(BIN)/python bench/bench_steps.py
+
+bench-policy: $(VENV)/.installed-demo ## Measure what deciding one call costs
+	$(BIN)/python bench/bench_policy.py
 
 bench-sandbox: $(VENV)/.installed-demo ## Measure what the sandbox adds to one command
 	$(BIN)/python bench/bench_sandbox.py $(ARGS)

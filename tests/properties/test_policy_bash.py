@@ -26,6 +26,7 @@ import yaml
 from runner.approvals.commands import TRANSPARENT
 from runner.approvals.shell import analyse, is_exempt
 from runner.approvals.words import MATCHED_BUILTINS
+from runner.tools.builtin.shell import BASH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -447,7 +448,7 @@ class Place:
         before = self.clean or {}
         alive, held = os.pipe()
         process = subprocess.Popen(
-            ["/bin/bash", "--noprofile", "--norc", "-c", text],
+            [*BASH, text],
             cwd=self.workspace,
             env={"PATH": str(self.stubs), "HOME": str(self.workspace), "LC_ALL": "C.UTF-8", **(variables or {})},
             stdin=subprocess.DEVNULL,

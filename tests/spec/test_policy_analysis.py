@@ -41,6 +41,30 @@ def test_words_are_what_bash_makes_of_them() -> None:
     ]
 
 
+def test_what_may_become_several_words_says_so() -> None:
+    """``"$@"`` does although it stands in quotes, ``$!`` may become nothing; ``"$*"``, ``$?``, ``$#`` stay one word."""
+    (command,) = analyse("""a "$@" b"$@" "$*" $! $? $# "$!" x$y""").commands
+
+    assert [(token.value, token.variable, token.single) for token in command.argv[1:]] == [
+        ("", True, False),
+        ("b", True, False),
+        ("", False, True),
+        ("", True, False),
+        ("", True, True),
+        ("", True, True),
+        ("", False, True),
+        ("x", True, False),
+    ]
+
+
+def test_a_directory_is_followed_as_far_as_its_name_says_where_it_leads() -> None:
+    """Behind ``cd LINK`` bash takes ``..`` back by name, the kernel by where the link leads."""
+    assert analyse("cd a && (cd b && x > c)").writes == ("a/b/c",)
+    assert analyse("cd ../a && (cd b && x > c)").writes == ("../a/b/c",)
+    for text in ("cd a && (cd .. && x > c)", "cd a && bash -c 'cd ../b && x > c'", "cd a/.. && x > c"):
+        assert not analyse(text).analysed
+
+
 def test_words_keep_what_is_not_ascii() -> None:
     """Offsets are bytes, words are text."""
     analysis = analyse('echo "größe €" > größe/ß; echo ü$x')

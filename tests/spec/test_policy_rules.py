@@ -121,6 +121,9 @@ def test_refused_options_are_found_in_every_spelling(flag: str) -> None:
     policy = policy_of({"tool": "shell", "command": [{"argv": ["p", "**"], "refuse_flags": [flag]}], **ALLOW})
     spellings = [flag, f"{flag}=v", f"'{flag}'", f"a -- {flag}", f"\\{flag}"]
     spellings += [flag[:-1]] if len(flag) > 3 else ["-ax", "-xa"]
+    # Some programs take both dashes alike.
+    spellings += [f"-{flag}", flag.removeprefix("-")] if flag == "--long" else []
+    spellings += ["--delete", "--del=v"] if flag == "-delete" else []
 
     assert [word for word in spellings if decided(policy, shell(f"p {word}")).allowed] == []
     assert decided(policy, shell("p a --other -y b")).allowed
@@ -458,6 +461,22 @@ def test_a_redirection_of_an_escalated_call_needs_a_rule_for_such_calls() -> Non
         ([["*", "**"]], True),
         ("any", True),
         ([["ls", "**"], ["git", "status"]], False),
+        ([["git", ["log", "diff"], "**"], ["git", "--no-pager", "show", "*"], ["git", "-C", "*", "status"]], False),
+        ([["git", "commit", "**"]], True),
+        ([["git", "**"]], True),
+        ([["git", "*"]], True),
+        ([["git", ["log", "bisect"], "**"]], True),
+        ([["git", "rebase", "-x", "*"]], True),
+        ([["git", "-c", "*", "log"]], True),
+        ([["git", "--no-pager", "**"]], True),
+        ([["git", "s*"]], True),
+        ([["git"]], False),
+        ([["stdbuf", "**"]], True),
+        ([["flock", "**"]], True),
+        ([["find", "**"], ["xargs", "**"], ["sudo", "**"], ["command", "-v", "*"]], False),
+        ([[["cargo", "go", "tox", "uv"], "test", "**"]], True),
+        ([["/usr/bin/ls"]], True),
+        ([[["ruff", "black", "gofmt", "jq"], "**"]], False),
     ],
 )
 def test_rules_that_run_code_the_policy_does_not_see_are_opaque(command: Any, opaque: bool) -> None:
