@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "doctor": "Say which sandbox backends work here, why others do not, and what to do.",
     "plan": "Show the effective configuration of a task. Makes no model call.",
-    "policy": "Check policies.",
+    "policy": "Check policies, and test them on recorded sessions.",
     "recover": "Seal and publish what a killed run left.",
     "resume": "Go on with a session whose run was killed or failed.",
     "run": "Run a task, unattended.",
