@@ -250,7 +250,7 @@ def _parameters(command: click.Command) -> tuple[list[str], list[tuple[str, str]
             options.append((name + value, f"{parameter.help or ''}{repeat}"))
         else:
             name = (parameter.metavar or str(parameter.name)).strip("[]").upper()
-            name += "..." if parameter.nargs == -1 else ""
+            name += "..." if parameter.nargs == -1 and not name.endswith("...") else ""
             arguments.append(name if parameter.required else f"[{name}]")
     return arguments, options
 
