@@ -103,18 +103,22 @@ def _reach(rule: Rule, tool: str) -> str:
 
 
 def unreachable(policy: Policy) -> list[tuple[str, str]]:
-    """Allows that can never decide, each with the deny that is in their way."""
+    """Rules that can never decide, each with the deny that is in their way.
+
+    Any deny beats an allow; of two denies that match, the first of the file is named.
+    """
     denies = [rule for rule in policy.rules if not rule.allow]
     found = []
     for rule in policy.rules:
-        deny = next((deny for deny in denies if rule.allow and _covers(deny, rule)), None)
+        before = denies if rule.allow else denies[: denies.index(rule)]
+        deny = next((deny for deny in before if _covers(deny, rule)), None)
         if deny is not None:
             found.append((rule.id, deny.id))
     return found
 
 
 def _covers(deny: Rule, allow: Rule) -> bool:
-    """Whether a deny matches every call that an allow matches."""
+    """Whether a deny matches every call that an allow, or another deny, matches."""
     if deny.tools is not None and (allow.tools is None or not allow.tools <= deny.tools):
         return False
     if deny.trust is not None and (allow.trust is None or not allow.trust <= deny.trust):
@@ -157,7 +161,9 @@ def _wider_glob(wide: PathPattern, narrow: PathPattern) -> bool:
 
 
 def _wider(wide: CommandPattern, narrow: CommandPattern) -> bool:
-    """Whether a pattern of a deny matches all that a pattern of an allow matches."""
+    """Whether a pattern of a deny matches all that a pattern of another rule matches."""
+    if narrow.anywhere and not wide.anywhere and (len(wide.words) > 1 or not wide.rest):
+        return False
     if len(narrow.words) < len(wide.words):
         return False
     if not wide.rest and (narrow.rest or len(narrow.words) > len(wide.words)):

@@ -211,7 +211,7 @@ def _check_lines(report: JsonObject) -> Iterator[str]:
     yield "What no rule allows is denied."
     yield ""
     for key, words in (
-        ("unreachable", "Never decide, a deny always beats them"),
+        ("unreachable", "Never decide, a deny always comes first"),
         ("untested", "Without self-tests"),
         ("opaque", "Opaque, what these run is bounded by the sandbox only"),
     ):
@@ -226,7 +226,7 @@ def _rule_line(rule: JsonObject) -> str:
         f"{' and '.join(rule['trust'])} runs only" if rule["trust"] else "",
         f"{_ESCALATED[rule['decision']]} {' or '.join(rule['escalate'])}" if rule["escalate"] else "",
         "opaque" if rule["opaque"] else "",
-        f"never decides, {rule['unreachableBehind']} always beats it" if rule["unreachableBehind"] else "",
+        f"never decides, {rule['unreachableBehind']} always comes first" if rule["unreachableBehind"] else "",
         f"{counted(matching + others, 'self-test')}" if matching + others else "no self-tests",
     ]
     tools = "every tool" if rule["tools"] == ["*"] else ", ".join(rule["tools"])

@@ -196,7 +196,7 @@ CHECK_SCHEMA: Final = document_form(
                 {
                     **RULE_FORM,
                     "unreachableBehind": text_form(
-                        "The deny that always beats it, so that it never decides.", null=True
+                        "The deny that always comes first, so that it never decides.", null=True
                     ),
                     "examples": object_form(
                         "Number of its self-tests.",

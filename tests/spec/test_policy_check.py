@@ -106,14 +106,14 @@ def test_the_text_says_the_same_for_people(policy: Path) -> None:
     lines = checked(policy).splitlines()
 
     assert "tests: allow shell (in read-only; trusted runs only; opaque; 3 self-tests)" in lines
-    assert "hidden: allow edit_file (never decides, no-gen always beats it; no self-tests)" in lines
+    assert "hidden: allow edit_file (never decides, no-gen always comes first; no self-tests)" in lines
     assert "    pytest **" in lines
     assert "    with A" in lines
     assert "    write src/**" in lines
     assert "deny by no-push; with escalation by wide" in [
         line.partition("untrusted  ")[2] for line in lines if line.startswith("shell  ")
     ]
-    assert "Never decide, a deny always beats them: hidden" in lines
+    assert "Never decide, a deny always comes first: hidden" in lines
     assert "Opaque, what these run is bounded by the sandbox only: tests" in lines
     assert "grep            every               both       deny" in lines
     assert any(line.startswith("Note: ") for line in lines)
@@ -220,6 +220,45 @@ def test_a_bad_policy_is_one_message_with_code_2(
     assert "bad.policy.yaml" in done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "unreachable"),
+    [
+        ("tool: shell", "tool: shell, command: [[curl, '**']]", True),
+        ("tool: shell, command: [[git, '**']]", "tool: shell, command: [[git, push, '**']]", True),
+        ("tool: shell, command: [[git, push, '**']]", "tool: shell, command: [[git, '**']]", False),
+        (
+            "tool: shell, command: [[git, push, '**']]",
+            "tool: shell, command: [{argv: [git, push], anywhere: true}]",
+            False,
+        ),
+        ("tool: shell, command: [[git, '**']]", "tool: shell, command: [{argv: [git, push], anywhere: true}]", True),
+        (
+            "tool: shell, command: [{argv: [git, push, '**'], anywhere: true}]",
+            "tool: shell, command: [{argv: [git, push], anywhere: true}]",
+            True,
+        ),
+        ("tool: shell, trust: [untrusted]", "tool: shell", False),
+        ("tool: shell", "tool: shell, escalate: [danger-full-access]", False),
+        ("tool: write_file, paths: {write: ['**']}", "tool: write_file, paths: {write: [a]}", True),
+        ("tool: write_file, paths: {write: [a]}", "tool: write_file, paths: {write: ['**']}", False),
+        ("tool: write_file, paths: {write: ['**'], except: [b]}", "tool: write_file, paths: {write: [a]}", False),
+        ("tool: todo", "tool: '*'", False),
+        ("tool: '*'", "tool: todo", True),
+    ],
+)
+def test_a_deny_behind_one_that_covers_it_never_decides(
+    tmp_path: Path, first: str, second: str, unreachable: bool
+) -> None:
+    """Of two that match, the first of the file is named; turned round, both may decide."""
+    rules = [f"  - {{id: {name}, {rule}, decision: deny}}\n" for name, rule in (("a", first), ("b", second))]
+    path = tmp_path / "x.policy.yaml"
+
+    path.write_text(f"version: 1\nrules:\n{''.join(rules)}", encoding="utf-8")
+    assert json.loads(checked(path, "--json"))["unreachable"] == (["b"] if unreachable else [])
+    path.write_text(f"version: 1\nrules:\n{''.join(reversed(rules))}", encoding="utf-8")
+    assert "b" not in json.loads(checked(path, "--json"))["unreachable"]
 
 
 def test_the_installed_command_checks_a_policy(run_nightshift: Nightshift, policy: Path) -> None:
