@@ -572,9 +572,17 @@ def _undecided(call: ToolCallBlock, facts: CallFacts) -> Resolution:
     """The denial of a call that the policy failed on."""
     approval = f"undecided-{call['id']}"
     paths = {"read": list(facts.read), "write": list(facts.write)}
+    asked = ApprovalAsked(
+        id=approval,
+        call_id=call["id"],
+        tool_name=call["name"],
+        command=facts.command,
+        paths=paths,
+        escalation=None if facts.escalation is None else {"mode": facts.escalation.value},
+    )
     return Resolution(
         Decision(allowed=False, rule=DEFAULT_RULE, reason="the policy could not decide on this call"),
-        ApprovalAsked(id=approval, call_id=call["id"], tool_name=call["name"], command=facts.command, paths=paths),
+        asked,
         ApprovalDecided(id=approval, outcome="rejected", rule=DEFAULT_RULE, by="policy"),
     )
 

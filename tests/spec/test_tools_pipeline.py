@@ -14,6 +14,7 @@ from runner.cancellation import Cancellation
 from runner.errors import ErrorCode, InternalError, RunnerError, SandboxError, StorageError
 from runner.messages import text_of
 from runner.permission import Mode
+from runner.record import replace
 from runner.session.events import ApprovalAsked, ApprovalDecided, TodoWrite
 from runner.tools.base import ToolOutcome
 from runner.tools.pipeline import Denial, Finalized, Pipeline, PreparedCall, content_bytes
@@ -264,8 +265,10 @@ def test_a_denial_names_stage_rule_reason_and_escalation(line: Line, may: bool) 
     assert line.tool.invocations == []
 
 
-def test_a_policy_that_throws_denies_and_is_logged(line: Line) -> None:
-    """The pair is complete, with the default rule."""
+@pytest.mark.parametrize("wanted", [None, Mode.DANGER_FULL_ACCESS])
+def test_a_policy_that_throws_denies_and_is_logged(line: Line, wanted: Mode | None) -> None:
+    """The pair is complete, with the default rule and what was asked for."""
+    line.tool.described = replace(line.tool.described, escalation=wanted)
     line.decision = ZeroDivisionError()
 
     result = line.run()
@@ -280,7 +283,7 @@ def test_a_policy_that_throws_denies_and_is_logged(line: Line) -> None:
         "toolName": "echo",
         "command": "echo",
         "paths": {"read": ["/r"], "write": ["/w"]},
-        "escalation": None,
+        "escalation": wanted and {"mode": "danger-full-access"},
         "reason": None,
     }
     assert decided == {"id": "undecided-c1", "outcome": "rejected", "rule": "default", "by": "policy"}
