@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from runner.artifacts.findings import Finding, finding_of
 from runner.artifacts.usage import INPUT_BUCKETS, SUMMED_BUCKETS, UsageFold
 from runner.outcome import OutcomeFold, is_new_result, result_call_id, result_code, result_state
 from runner.record import field, mutable_record, record
@@ -56,6 +57,8 @@ class Facts:
     sandbox: JsonObject = field(default_factory=dict)
     mode: str | None = None
     config: JsonObject = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    findings_total: int = 0
     denied: list[DeniedCall] = field(default_factory=list)
     denied_total: int = 0
     writes: dict[str, None] = field(default_factory=dict)
@@ -117,6 +120,7 @@ class FactsFold:
         self._span_start = self.facts.started_at
         self._last: int | None = self.facts.started_at
         self._calls: dict[tuple[int, int, str], str] = {}
+        self._found: dict[tuple[int, int, str], Finding] = {}
         self._asked: dict[str, ev.ApprovalAsked] = {}
         self._rules: dict[str, tuple[str | None, str]] = {}
         self._by_type: dict[type[ev.Event], Callable[..., None]] = {
@@ -183,12 +187,20 @@ class FactsFold:
 
     def _tool_call(self, event: ev.ToolCall) -> None:
         self._calls[event.turn, event.step, event.call_id] = event.name
+        finding = finding_of(event)
+        if finding is not None:
+            self._found[event.turn, event.step, event.call_id] = finding
 
     def _tool_result(self, event: ev.ToolResult) -> None:
         if not is_new_result(event):
             return
         call_id = result_call_id(event)
         name = self._calls.pop((event.turn, event.step, call_id), "")
+        finding = self._found.pop((event.turn, event.step, call_id), None)
+        if finding is not None and result_state(event) == "ok":
+            self.facts.findings_total += 1
+            if len(self.facts.findings) < MOST_SHOWN:
+                self.facts.findings.append(finding)
         rule, what = self._rules.pop(call_id, (None, ""))
         size, milliseconds = (event.meta or {}).get("bytes"), (event.meta or {}).get("durationMs")
         self.facts.output_bytes += size if isinstance(size, int) else 0
@@ -245,9 +257,10 @@ class FactsFold:
     def _end_seed(self, _: ev.SessionEndSeed) -> None:
         """What a fork's parent did is not the fork's; what it was asked, and began with, still holds."""
         facts = self.facts
-        for kept in (facts.denied, facts.writes, facts.limits, facts.artifacts, facts.egress):
+        for kept in (facts.findings, facts.denied, facts.writes, facts.limits, facts.artifacts, facts.egress):
             kept.clear()
         facts.denied_total = facts.writes_total = facts.redactions = facts.retries = facts.resumes = 0
+        facts.findings_total = 0
         facts.output_bytes = facts.tool_ms = facts.duration_ms = facts.egress_more = 0
         facts.silence = None
         self._spans, self._span_start = 0, facts.started_at

@@ -29,6 +29,7 @@ SIZE_LIMIT = 1_000_000
 _TEXT_LIMIT = 20_000
 _MESSAGE_LIMIT = 100_000
 _CELL_LIMIT = 300
+_FINDING_LIMIT = 1_000
 _PATHS_SHOWN = 50
 
 _OPAQUE = """\
@@ -85,6 +86,7 @@ def _sections(outcome: Outcome, usage: JsonObject, facts: Facts, patch: PatchInf
     yield _why(outcome)
     yield _asked(facts)
     yield _answer(outcome)
+    yield _findings(facts)
     yield _changes(facts, patch)
     yield _denied(outcome, facts)
     yield _checks(outcome)
@@ -134,6 +136,24 @@ def _answer(outcome: Outcome) -> list[str]:
     if outcome.final_message is None:
         return []
     return ["## Final message", code_block(outcome.final_message, limit=_MESSAGE_LIMIT)]
+
+
+def _findings(facts: Facts) -> list[str]:
+    if not facts.findings_total:
+        return []
+    rows = [
+        (
+            found.severity,
+            code_span(found.place),
+            code_span(found.rule or ""),
+            code_span(found.message, limit=_FINDING_LIMIT),
+        )
+        for found in facts.findings
+    ]
+    parts = ["## Findings", _table(("severity", "place", "rule", "finding"), rows)]
+    if facts.findings_total > len(rows):
+        parts.append(f"And {facts.findings_total - len(rows):,} more, in the log.")
+    return parts
 
 
 def _changes(facts: Facts, patch: PatchInfo | None) -> list[str]:

@@ -125,20 +125,17 @@ class _Reader:
         if git:
             self._at += 1
             self._extended(named)
+        renamed = self._renamed(named, start + 1)
+        names = renamed
         if self._at < len(self._lines) and self._names_follow():
             old, new = (_name(line[4:]) for line in self._lines[self._at : self._at + 2])
+            names = _without_prefixes(old, new)
             self._at += 2
-        elif "rename from" in named:
-            old, new = named["rename from"], named["rename to"]
-        else:
-            old, new = _both_names(first.removeprefix("diff --git "), start + 1)
-            old, new = (
-                (_NOTHING if "new file mode" in named else old),
-                (_NOTHING if "deleted file mode" in named else new),
-            )
-        names = _without_prefixes(old, new)
-        if "rename from" in named:
-            names = named["rename from"], named.get("rename to", "")
+        elif names is None:
+            name = _one_name(first.removeprefix("diff --git "), start + 1)
+            names = (None if "new file mode" in named else name), (None if "deleted file mode" in named else name)
+        if renamed is not None and names != renamed:
+            raise PatchError(f"the file at line {start + 1} is renamed from {renamed[0]}, and is {names[0]} elsewhere")
         file = FilePatch(*names, executable=_executable(named), hunks=tuple(self._hunks(names)))
         _check(file, named, start + 1)
         return file
@@ -159,10 +156,19 @@ class _Reader:
                     named[key] = _name(value) if key.startswith("rename") else value.strip()
             self._at += 1
 
+    @staticmethod
+    def _renamed(named: dict[str, str], line: int) -> tuple[str | None, str | None] | None:
+        pair = named.get("rename from"), named.get("rename to")
+        if pair == (None, None):
+            return None
+        if None in pair:
+            raise PatchError(f"the file at line {line} needs both 'rename from' and 'rename to'")
+        return pair
+
     def _hunks(self, names: tuple[str | None, str | None]) -> list[Hunk]:
         hunks: list[Hunk] = []
         while self._at < len(self._lines) and self._lines[self._at].startswith("@@"):
-            hunks.append(self._hunk(next(name for name in names if name is not None), len(hunks) + 1))
+            hunks.append(self._hunk(next(filter(None, names), _NOTHING), len(hunks) + 1))
         return hunks
 
     def _hunk(self, name: str, number: int) -> Hunk:
@@ -224,20 +230,15 @@ def _unquoted(text: str) -> str:
     return _ESCAPE.sub(plain, text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
-def _both_names(text: str, line: int) -> tuple[str, str]:
-    """The two names of a ``diff --git`` line of a file that keeps its name."""
+def _one_name(text: str, line: int) -> str:
+    """The name in a ``diff --git`` line of a file that keeps it."""
     names = [_unquoted(each) for each in _QUOTED.findall(text)]
     if not names:
         half = len(text) // 2
         names = [text[:half], text[half + 1 :]]
-    if (
-        len(names) != 2
-        or not names[0].startswith("a/")
-        or not names[1].startswith("b/")
-        or names[0][2:] != names[1][2:]
-    ):
+    if [name[:2] for name in names] != ["a/", "b/"] or names[0][2:] != names[1][2:]:
         raise PatchError(f"line {line}: what file it is about cannot be told; add '--- a/FILE' and '+++ b/FILE'")
-    return names[0], names[1]
+    return names[0][2:]
 
 
 def _without_prefixes(old: str, new: str) -> tuple[str | None, str | None]:

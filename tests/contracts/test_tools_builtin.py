@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -12,125 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from runner.agent.prompt import SYSTEM_PROMPT
-from runner.agent.settings import CompactionSpec
-from runner.approvals.policy import Policy, Rule
-from runner.approvals.resolver import Resolver
-from runner.cancellation import Cancellation
-from runner.compaction.spill import Spill, SpillStore
 from runner.errors import ErrorCode, StorageError
 from runner.messages import text_of
-from runner.permission import Mode, Trust
-from runner.redaction import Redactor
-from runner.sandbox.base import SandboxSpec
-from runner.sandbox.executor import Executor, session_policy
-from runner.sandbox.probe import build_backend
+from runner.permission import Mode
 from runner.session.tokens import estimate_header, estimate_tools
-from runner.tools.builtin.files import EditFile, ReadFile, WriteFile
-from runner.tools.builtin.finding import ReportFinding
-from runner.tools.builtin.patch import ApplyPatch
-from runner.tools.builtin.search import Glob, Grep
-from runner.tools.builtin.shell import Shell
-from runner.tools.builtin.todo import Todo
-from runner.tools.pipeline import Pipeline
-from runner.tools.registry import Registry
+from runner.testing.tools import BACKENDS, Bench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from runner.approvals.policy import CallFacts
-    from runner.approvals.resolver import Resolution
-    from runner.session.events import Event
-    from runner.tools.pipeline import CallResult
-
-BACKENDS = ("none", "bubblewrap", "landlock")
-
-
-class Bench:
-    """The built-in tools over one workspace, with a policy that allows everything."""
-
-    def __init__(self, backend: str, root: Path, *, mode: Mode = Mode.WORKSPACE_WRITE, window: int = 1_000_000) -> None:
-        self.root = root / "workspace"
-        self.root.mkdir(exist_ok=True)
-        (root / "session").mkdir(exist_ok=True)
-        spec = SandboxSpec()
-        bare = backend == "none"
-        self.mode = Mode.DANGER_FULL_ACCESS if bare else mode
-        policy = session_policy(
-            spec,
-            mode=self.mode,
-            workspace=str(self.root),
-            state=str(root / "state"),
-            hidden=(str(root / "session"),),
-            environment={"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"},
-        )
-        self.executor = Executor(None if bare else build_backend(backend), policy)
-        store = SpillStore(str(root / "session" / "spill"))
-        self.spill = Spill(store, spec=CompactionSpec(), window=window, redactor=Redactor({"KEY": "hunter22"}))
-        page = self.spill.page_bytes
-        self.registry = Registry(
-            [
-                Shell(self.executor, overflow=str(root / "overflow")),
-                ReadFile(self.executor, page_bytes=page, spill=store.read),
-                WriteFile(self.executor),
-                EditFile(self.executor),
-                ApplyPatch(self.executor),
-                Glob(self.executor),
-                Grep(self.executor, page_bytes=page),
-                Todo(),
-                ReportFinding(self.executor),
-            ]
-        )
-        self.events: list[Event] = []
-        self.facts: list[CallFacts] = []
-        self.may_escalate = False
-        self.cancellation = Cancellation()
-        self.timeout = 20.0
-        self._calls = 0
-        self.pipeline = Pipeline(
-            registry=self.registry,
-            mode=self.mode,
-            resolve=self._resolve,
-            emit=self.events.extend,
-            finalizer=self.spill,
-            clock=time.monotonic,
-            timeout=lambda: self.timeout,
-            holds_secret=lambda _call, text: "hunter22" in text,
-        )
-
-    def _resolve(self, facts: CallFacts, *, call_id: str, justification: str | None = None) -> Resolution:
-        self.facts.append(facts)
-        rules = [Rule(id="all", allow=True, any_command=True)]
-        if self.may_escalate:
-            rules.append(Rule(id="more", allow=True, any_command=True, escalate=(Mode.DANGER_FULL_ACCESS,)))
-        resolver = Resolver(
-            Policy(tuple(rules)),
-            workspace=str(self.root),
-            mode=self.mode,
-            trust=Trust.TRUSTED,
-            new_id=lambda: str(len(self.events)),
-        )
-        return resolver.resolve(facts, call_id=call_id, justification=justification)
-
-    def run(self, name: str, call_id: str = "", /, **arguments: Any) -> CallResult:
-        self._calls += 1
-        call_id = call_id or f"call_1_{self._calls}"
-        return self.pipeline.run_call(
-            {"type": "tool-call", "id": call_id, "name": name, "arguments": json.dumps(arguments)}, self.cancellation
-        )
-
-    def good(self, name: str, /, **arguments: Any) -> str:
-        result = self.run(name, **arguments)
-        assert result.error is None, result
-        return text_of(list(result.content))
-
-    def bad(self, name: str, /, **arguments: Any) -> tuple[ErrorCode, str]:
-        result = self.run(name, **arguments)
-        assert result.error is not None, result
-        return result.error, text_of(list(result.content))
-
-    def close(self) -> None:
-        self.executor.close()
-        self.cancellation.close()
 
 
 @pytest.fixture(params=BACKENDS)
@@ -509,6 +397,49 @@ def test_a_todo_list_goes_into_the_log(tmp_path: Path) -> None:
     assert text_of(list(result.content)) == "2 todos: 0 pending, 1 in_progress, 1 completed"
     assert [event.record()["data"] for event in result.events] == [{"todos": todos}]
     assert error is ErrorCode.INVALID_ARGS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"path": "src/gone.py"}, "does not exist"),
+        ({"path": "src"}, "is no file"),
+        ({"path": "../x"}, "lies outside"),
+        ({"path": "/etc/passwd"}, "lies outside"),
+        ({"path": "src/../../../etc/passwd"}, "lies outside"),
+        ({"path": "./src/a.py"}, "write it as src/a.py"),
+        ({"path": "out"}, "leads out of the workspace"),
+        ({"path": "a\0b"}, "NUL"),
+        ({"path": ""}, "path"),
+        ({"line": 0}, "line"),
+        ({"line": 1.5}, "line"),
+        ({"endLine": 3}, "endLine: needs a line"),
+        ({"line": 4, "endLine": 3}, "endLine: needs a line"),
+        ({"severity": "grave"}, "severity"),
+        ({"message": " \n"}, "message: is blank"),
+        ({"message": "x" * 4_001}, "more than 4,000 characters"),
+        ({"rule": ""}, "rule: is blank"),
+        ({"column": 1}, "column"),
+    ],
+)  # fmt: skip
+def test_a_finding_that_no_report_can_show_is_refused(tmp_path: Path, arguments: dict[str, Any], says: str) -> None:
+    """Before the policy, so that a call without an error is a finding in its final form."""
+    bench = Bench("none", Path(os.path.realpath(tmp_path)))
+    (bench.root / "src").mkdir()
+    (bench.root / "src" / "a.py").write_text("x\n")
+    (bench.root / "out").symlink_to("/etc/hostname")
+    given = {"path": "src/a.py", "severity": "error", "message": "wrong", **arguments}
+
+    error, text = bench.bad("report_finding", **given)
+    assert error is ErrorCode.INVALID_ARGS
+    assert says in text
+    assert bench.events == []
+    fine = bench.good(
+        "report_finding", path="src/a.py", line=1, endLine=1, severity="warning", message="wrong", rule="r"
+    )
+    bench.close()
+
+    assert fine == "recorded: warning at src/a.py:1"
 
 
 def test_reads_and_searches_may_overlap_and_nothing_else(tmp_path: Path) -> None:

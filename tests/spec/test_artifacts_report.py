@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -91,6 +92,18 @@ def write(path: str) -> list[ev.Event]:
     ]
 
 
+def finding(call_id: str, *, error: bool = False, **arguments: Any) -> list[ev.Event]:
+    """A call of report_finding and its result."""
+    content = [{"type": "tool-result", "toolCallId": call_id, "content": [], "isError": error}]
+    message: Any = {"role": "user", "id": "r", "source": {"kind": "tool", "callId": call_id}, "content": content}
+    failure = {"name": "InvalidArgsError", "code": "INVALID_ARGS"} if error else None
+    given = json.dumps(arguments)
+    return [
+        ev.ToolCall(turn=1, step=1, call_id=call_id, name="report_finding", arguments=given),
+        ev.ToolResult(turn=1, step=1, message=message, error=failure, meta={"bytes": 1}, source_event_seqs=[0]),
+    ]
+
+
 def run(*inner: ev.Event, opening: ev.RunStart | None = None, **reason: Any) -> RunFold:
     """The fold of a run around ``inner``."""
     events: list[ev.Event] = [
@@ -150,6 +163,39 @@ def test_denied_calls_stand_with_their_rule() -> None:
     assert "| `shell` | `git push 0` | `POLICY_DENIED` | `no-push` | `publishing is not yours` |" in text
     assert "And 10 more." in text
     assert "denied 60" in text
+
+
+def test_findings_are_a_table_in_the_order_they_were_reported() -> None:
+    """Those whose call was refused, or makes no sense, are none; texts of the model do nothing."""
+    text = summary(
+        run(
+            *finding(
+                "1", path="src/a.py", line=3, endLine=9.0, severity="error", rule="sql", message="built by | hand"
+            ),
+            *finding("2", path="b", severity="note", message="![x](https://example.org/x)\n# Title"),
+            *finding("3", path="c", severity="error", message="refused", error=True),
+            *finding("4", path="c", severity="grave", message="unknown"),
+            *finding("5", path=["c"], severity="error", message="no text"),
+            ev.ToolCall(turn=1, step=1, call_id="6", name="report_finding", arguments="{"),
+        )
+    )
+
+    rows = [line for line in section(text, "Findings").splitlines() if line.startswith("|")][2:]
+    assert rows == [
+        r"| error | `src/a.py:3-9` | `sql` | `built by \| hand` |",
+        r"| note | `b` | - | `![x](https://example.org/x)\n# Title` |",
+    ]
+    assert "## Findings" not in summary(run())
+
+
+def test_many_findings_are_counted() -> None:
+    """The table shows the first hundred."""
+    findings = [event for n in range(120) for event in finding(str(n), path="a", severity="note", message=f"no {n}")]
+
+    text = section(summary(run(*findings)), "Findings")
+
+    assert text.count("| note |") == 100
+    assert "And 20 more, in the log." in text
 
 
 def test_the_changes_come_from_the_patch_or_from_what_was_allowed() -> None:

@@ -6,6 +6,7 @@ end, so that it can come back as it was. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 
@@ -49,24 +50,26 @@ class _Plan:
     def _patched(self, before: bytes, hunks: list[Arguments]) -> bytes:
         path = self.old or self.new or ""
         if self.old is None:
-            return _joined(hunks[0], "+", crlf=False).encode("utf-8") if _only_adds(hunks) else _contradicts(path)
+            return _joined(hunks[0], "+").encode("utf-8") if _only_adds(hunks) else _contradicts(path)
         text, encoding = decode(before, encoding_of(before[:SNIFF], path), path)
-        crlf = text.count("\r\n") == text.count("\n") > 0
-        patched = self._apply(text.replace("\r\n", "\n") if crlf else text, hunks, shown(path), crlf=crlf)
+        # A patch that writes carriage returns out means them; one without gets the line ends of the file.
+        exact = any(line.endswith("\r") for hunk in hunks for line in hunk["lines"])
+        crlf = not exact and text.count("\r\n") == text.count("\n") > 0
+        patched = self._apply(text.replace("\r\n", "\n") if crlf else text, hunks, shown(path))
         return encode_text(patched.replace("\n", "\r\n") if crlf else patched, encoding) if patched else b""
 
-    def _apply(self, text: str, hunks: list[Arguments], path: str, *, crlf: bool) -> str:
+    def _apply(self, text: str, hunks: list[Arguments], path: str) -> str:
         lines = _lines(text)
         out: list[str] = []
         done = shift = 0
         for number, hunk in enumerate(hunks, 1):
-            old = _lines(_joined(hunk, "-", crlf=crlf))
+            old = _lines(_joined(hunk, "-"))
             where = f"{path}, hunk {number} of {len(hunks)} (line {hunk['start']})"
             expected = hunk["start"] - 1 if old else hunk["start"]
             at = _find(lines, old, expected + shift, done, where)
             shift = at - expected
             out += lines[done:at]
-            new = _lines(_joined(hunk, "+", crlf=crlf))
+            new = _lines(_joined(hunk, "+"))
             done = at + len(old)
             _require_line_ends(out, new, last=done == len(lines), where=where)
             self.places.append({"line": len(out) + 1, "shift": shift})
@@ -80,11 +83,9 @@ def _lines(text: str) -> list[str]:
     return [piece + "\n" for piece in pieces] + ([last] if last else [])
 
 
-def _joined(hunk: Arguments, side: str, *, crlf: bool) -> str:
+def _joined(hunk: Arguments, side: str) -> str:
     """The lines of one side of a hunk as text."""
     lines = [line[1:] for line in hunk["lines"] if line[0] in (" ", side)]
-    if crlf:
-        lines = [line.removesuffix("\r") for line in lines]
     is_open = hunk["oldOpen"] if side == "-" else hunk["newOpen"]
     return "\n".join(lines) + ("\n" if lines and not is_open else "")
 
@@ -180,9 +181,8 @@ class _Steps:
         made = path != plan.old
         if made:
             self._make_folders(os.path.dirname(path))
-        # Noted before it is done: what failed half-way is taken back too.
+        _put(path, plan.after)  # which leaves what was there if it fails
         self._back.append((path, (lambda: _remove(path)) if made else (lambda: _put(path, plan.before))))
-        _put(path, plan.after)
         if made:
             _set_mode(path, plan.mode)
 
@@ -205,7 +205,8 @@ class _Steps:
     def finish(self) -> None:
         """Delete what was put away. Only now: nothing is taken back any more."""
         for parent, aside in self._gone:
-            _remove(f"{parent.rstrip('/')}/{aside}")
+            with contextlib.suppress(OSError, Refusal):  # the patch is done; what is left over has a name of ours
+                _remove(f"{parent.rstrip('/')}/{aside}")
 
     def take_back(self) -> list[str]:
         """Undo all steps, the last one first; returns the paths that could not be put back."""
@@ -232,8 +233,6 @@ def _remove(path: str) -> None:
     folder = open_folder(parent)
     try:
         os.unlink(encode_name(name), dir_fd=folder)
-    except FileNotFoundError:
-        pass  # it was not made yet
     finally:
         os.close(folder)
 
