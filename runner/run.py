@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from runner.providers.base import Provider
     from runner.sandbox.base import Backend, SandboxSpec
     from runner.sandbox.executor import Executor
+    from runner.sandbox.select import Attempt
     from runner.workspace.isolation import Workspace
 
 FINISH_SECONDS = 60.0
@@ -120,6 +121,7 @@ class Run:
     ended: bool = False
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
     backend: Backend | None = None
+    tried: list[Attempt] = field(default_factory=list)
     executor: Executor | None = None
     hidden: tuple[str, ...] = ()
     checked: tuple[int, PatchInfo | None] | None = None
@@ -434,7 +436,7 @@ def build_executor(run: Run) -> Executor:
     )
     tightens = any(rule.mode is not None for rule in profile.policy.rules)
     if profile.mode is not Mode.DANGER_FULL_ACCESS or spec.require or tightens:
-        run.backend = select_backend(spec, policy, cancellation=run.cancellation, environ=run.environ)
+        run.backend = select_backend(spec, policy, cancellation=run.cancellation, environ=run.environ, tried=run.tried)
     if not spec.egress:
         return Executor(run.backend, policy, fork_server=ForkServer())
     from runner.sandbox.egress import Proxy
@@ -486,6 +488,7 @@ def _open_session(run: Run, *, tools: Sequence[Any]) -> None:
         "mode": profile.mode.value,
         "network": _network_of(profile.sandbox),
         "notEnforced": list(executor.not_enforced(profile.mode)) if executor else [],
+        "probes": [{"backend": name, "ok": reason is None, "reason": reason} for name, reason in run.tried],
     }
     run.log.append_many(
         [

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["ProbeReport", "probe_all", "select_backend"]
 
 
+Attempt = tuple[str, str | None]
+"""A backend's name and why it cannot be used, None if it can."""
+
+
 def _lacks(report: ProbeReport, required: Sequence[str]) -> list[str]:
     return [name for name in required if name in report.missing]
 
@@ -49,6 +53,7 @@ def select_backend(
     *,
     cancellation: Cancellation,
     environ: Mapping[str, str] | None = None,
+    tried: list[Attempt] | None = None,
 ) -> Backend:
     """Return the first backend that passes its probe under ``policy`` and keeps what ``spec`` requires.
 
@@ -58,6 +63,7 @@ def select_backend(
             backend is asked for only by ``require``, the probe uses workspace-write.
         cancellation: Ends a probe early.
         environ: The runner's environment; its own if None.
+        tried: Gets what each probe came to, in their order, also where none passed.
 
     Raises:
         ConfigError: CONFIG_INVALID, unknown backend or property, or a policy nobody can apply.
@@ -76,6 +82,8 @@ def select_backend(
     for name in names:
         report = probe(name, policy, cancellation=cancellation, environ=os.environ if environ is None else environ)
         reason = failure(report, spec.require)
+        if tried is not None:
+            tried.append((name, reason))
         if reason is None:
             return build_backend(name)
         failed.append((report, reason))
