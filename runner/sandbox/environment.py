@@ -44,6 +44,12 @@ _OWNED = frozenset({"HOME", "TMPDIR", "TMP", "TEMP", "PWD", "OLDPWD"})
 _REFUSED = frozenset(
     {
         "BASH_ENV",
+        # Bash would read a command in another way than the policy did.
+        "BASHOPTS",
+        "CDPATH",
+        "POSIXLY_CORRECT",
+        "PS4",
+        "SHELLOPTS",
         "ENV",
         "PYTHONSTARTUP",
         "NODE_OPTIONS",

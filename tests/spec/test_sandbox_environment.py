@@ -97,6 +97,7 @@ def test_the_profile_adds_variables() -> None:
     [
         "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_X", "BASH_ENV", "ENV", "PYTHONSTARTUP", "NODE_OPTIONS", "GIT_DIR",
         "GIT_SSH_COMMAND", "GITHUB_ENV", "GITHUB_PATH", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "GITHUB_STATE",
+        "BASHOPTS", "CDPATH", "POSIXLY_CORRECT", "PS4", "SHELLOPTS",
         "ACTIONS_RUNTIME_TOKEN", "ACTIONS_ID_TOKEN_REQUEST_TOKEN", "ACTIONS_ID_TOKEN_REQUEST_URL", "BASH_FUNC_x",
         "HOME", "TMPDIR", "PWD", "", "A B", "A=B", "1A", "A*", "LC_*", "A\n", "A-B", "Ä",
     ],
