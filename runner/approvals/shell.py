@@ -33,7 +33,7 @@ from runner.approvals.lexer import (
 )
 from runner.approvals.search import search_text
 from runner.approvals.tree import Clock, check_tree, parse
-from runner.approvals.words import CLOSING_WORDS, OPENING_WORDS, RESERVED, basename
+from runner.approvals.words import CLOSING_WORDS, OPENING_WORDS, RESERVED, STEERING_VARIABLES, basename
 from runner.record import record
 
 if TYPE_CHECKING:
@@ -201,8 +201,9 @@ class _Findings:
         """Check what depends on the whole text."""
         if self.moved and (self.relative or any(not path.startswith("/") for path in (*self.reads, *self.writes))):
             raise Unanalysed("a `cd` that is not `cd DIRECTORY &&` at the start makes relative paths uncertain")
-        if "PS4" in self.assigned or any("PS4" in command.env for command in self.commands):
-            raise Unanalysed("PS4 is evaluated under `set -x`")
+        steering = {*self.assigned, *(name for command in self.commands for name in command.env)} & STEERING_VARIABLES
+        if steering:
+            raise Unanalysed(f"{min(steering)} changes what bash makes of a text")
         if self.numbers and "IFS" in self.assigned:
             raise Unanalysed("a number may be split into words where IFS changes")
         if self.relative and any(command.moved and "/" in command.name for command in self.commands):

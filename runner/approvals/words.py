@@ -54,6 +54,11 @@ UNANALYSED_BUILTINS = frozenset({
 })  # fmt: skip
 """Builtins that run text, define names or change how later words are read."""
 
+STEERING_VARIABLES = frozenset({
+    "BASHOPTS", "BASH_COMPAT", "BASH_ENV", "CDPATH", "POSIXLY_CORRECT", "PS4", "SHELLOPTS",
+})  # fmt: skip
+"""Variables that make bash run something else, or read a text in another way, than what is written."""
+
 SHELLS = frozenset({"ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "rbash", "sh", "tcsh", "zsh"})
 """Shells, by basename: what they are given with ``-c`` is searched for denies."""
 

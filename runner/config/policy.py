@@ -21,6 +21,7 @@ from runner.approvals.words import (
     RESERVED,
     SEARCH_TOOLS,
     SHELLS,
+    STEERING_VARIABLES,
     UNANALYSED_BUILTINS,
     WRITE_TOOLS,
 )
@@ -187,6 +188,9 @@ class _Builder:
                 self.without_effect(key, "none of the tools is shell")
         elif self.allow and tools is not None and not by_words:
             self.problem("a rule that allows shell says which commands: add command, or write `command: any`", "tool")
+        for at, name in enumerate(self.value.get("env", ())):
+            if name in STEERING_VARIABLES:
+                self.problem(f"{name!r}: texts that set it are not analysed; remove it", "env", at)
         if any_command:
             self.without_effect("builtin", "`command: any` covers it")
             self.without_effect("env", "`command: any` covers it")

@@ -118,6 +118,7 @@ def test_what_does_not_fit_the_format_is_an_error(tmp_path: Path, head: str, rul
         ("  - {id: a, tool: todo, escalate: [danger-full-access], decision: allow}\n", "escalate: has no effect"),
         ("  - {id: a, tool: '*', env: [A], decision: allow}\n", "env: has no effect"),
         ("  - {id: a, tool: shell, command: any, env: [A], decision: allow}\n", "env: has no effect"),
+        ("  - {id: a, tool: shell, command: [[ls]], env: [A, PS4], decision: allow}\n", "texts that set it are not"),
         ("  - {id: a, tool: shell, command: any, builtin: true, decision: allow}\n", "builtin: has no effect"),
         ("  - {id: a, tool: shell, command: [[ls]], env: [A], decision: deny}\n", "env: has no effect"),
         ("  - {id: a, tool: shell, command: [[ls]], mode: read-only, decision: deny}\n", "mode: has no effect"),
