@@ -21,6 +21,7 @@ from runner.errors import SandboxError
 from runner.permission import Mode
 from runner.sandbox import layout, seccomp
 from runner.sandbox.base import PROPERTIES, ConfinedCommand
+from runner.sandbox.cgroup import command_groups, new_group
 from runner.sandbox.egress import PORT
 from runner.sandbox.launch import memory_file, own_program
 from runner.sandbox.supervisor import tasks_of_user
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _FIXED = ("/usr/bin", "/bin", "/usr/local/bin", "/run/current-system/sw/bin")
 _TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108  # the paths that a fresh folder replaces
 _KEPT_CAPABILITIES = ("dac_override", "fowner")
+_OWN_PROCESSES = 2  # bwrap outside of the sandbox and in it
 
 
 def fixed_program(name: str) -> str | None:
@@ -242,14 +244,15 @@ class Bubblewrap:
         self._wrapper = wrapper
         self._limiter = self._required("prlimit")
         self._dropper = self._required("setpriv")
+        self._shell = self._required("sh", "dash")
 
     @staticmethod
-    def _required(name: str) -> str:
+    def _required(name: str, package: str = "util-linux") -> str:
         path = fixed_program(name)
         if path is None:
             raise SandboxError(
                 f"no {name} owned by root in {', '.join(_FIXED)}",
-                hint="install it: apt-get install util-linux",
+                hint=f"install it: apt-get install {package}",
             )
         return path
 
@@ -263,8 +266,9 @@ class Bubblewrap:
         if policy.network and policy.unix_sockets:
             missing.append("abstract_sockets")
         if os.geteuid() == 0:
-            # The device nodes in /dev are the host's, and root owns them.
-            missing += ["process_limit", "device_metadata"]
+            missing.append("device_metadata")  # the device nodes in /dev are the host's, and root owns them
+            if command_groups() is None:
+                missing.append("process_limit")
         return tuple(missing)
 
     def private_folders(self) -> tuple[str, ...]:
@@ -328,6 +332,9 @@ class Bubblewrap:
             network=policy.network, private_network=not policy.network, unix_sockets=policy.unix_sockets
         )
         rules = seccomp.build_filter(os.uname().machine, families=families, shares_host_view=False)
+        group = new_group(policy.limits, own_processes=_OWN_PROCESSES)
+        # The shell joins the group, becomes bwrap, and all that follows is in it.
+        join = [] if group is None else [self._shell, "-c", 'echo 0 > "$0" && exec "$@"', group.members]
         program = memory_file("seccomp", rules)
         status = memory_file("status")
         options = self._options(policy, plan, folder, (status, program))
@@ -337,12 +344,17 @@ class Bubblewrap:
             os.close(program)
             os.close(arguments)
 
+        def finish() -> None:
+            os.close(status)
+            if group is not None:
+                group.remove()
+
         def wrapper_failed(_code: int, _output: bytes) -> bool:
             # bwrap reports an exit code only for a command that it got as far as starting.
             return b'"exit-code"' not in os.pread(status, 4_096, 0)
 
         return ConfinedCommand(
-            argv=[self._wrapper, "--args", str(arguments), "--", *self._inner(policy), *argv],
+            argv=[*join, self._wrapper, "--args", str(arguments), "--", *self._inner(policy), *argv],
             environment=dict(policy.environment),
             cwd="/",
             backend=self.name,
@@ -350,6 +362,6 @@ class Bubblewrap:
             pass_fds=(program, status, arguments, *([] if policy.doorway is None else [policy.doorway])),
             cleanup=cleanup,
             wrapper_failed=wrapper_failed,
-            finish=lambda: os.close(status),
+            finish=finish,
             layout=plan,
         )

@@ -18,6 +18,7 @@ from runner.errors import SandboxError
 from runner.permission import Mode
 from runner.sandbox import layout, seccomp, supervisor
 from runner.sandbox.base import PROPERTIES, ConfinedCommand
+from runner.sandbox.cgroup import command_groups, new_group
 from runner.sandbox.launch import memory_file, own_program
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ class Landlock:
             missing.append("device_control")
         if os.geteuid() == 0:
             # The folder of the runner's descriptors belongs to root, and an owner may list it.
-            missing += ["process_limit", "runner_descriptors"]
+            missing.append("runner_descriptors")
+            if command_groups() is None:
+                missing.append("process_limit")
         return tuple(missing)
 
     def private_folders(self) -> tuple[str, ...]:
@@ -137,8 +140,16 @@ class Landlock:
         plan = layout.resolve(policy, folder)
         fields = self._fields(policy, plan, folder)
         content = b"".join(os.fsencode(part) + b"\0" for field in fields for part in field)
+        group = new_group(policy.limits)
+        if group is not None:
+            content += b"group\0" + os.fsencode(group.members) + b"\0"
         description = memory_file("policy", content)
         status = memory_file("status")
+
+        def finish() -> None:
+            os.close(status)
+            if group is not None:
+                group.remove()
 
         def wrapper_failed(_code: int, _output: bytes) -> bool:
             # The supervisor's child writes one byte when it is confined and about to become the command.
@@ -153,7 +164,7 @@ class Landlock:
             pass_fds=(description, status),
             cleanup=lambda: os.close(description),
             wrapper_failed=wrapper_failed,
-            finish=lambda: os.close(status),
+            finish=finish,
             layout=plan,
             inner=list(argv),
         )

@@ -398,6 +398,16 @@ def _confine(policy: _Policy, supervisor: int) -> None:
     _install_filter(libc, bytes.fromhex(policy.one(b"filter").decode("ascii")))
 
 
+def _join(groups: list[bytes]) -> None:
+    """Join the command's control group, if it has one; the supervisor stays outside."""
+    for members in groups:
+        descriptor = os.open(members, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, b"0")
+        finally:
+            os.close(descriptor)
+
+
 def _complain(message: str) -> None:
     os.write(2, f"nightshift sandbox: {message}\n".encode("utf-8", "surrogateescape"))
 
@@ -405,6 +415,7 @@ def _complain(message: str) -> None:
 def _start(policy: _Policy, status: int, argv: list[bytes], supervisor: int) -> NoReturn:
     """In the forked child: confine, then become the command."""
     try:
+        _join(policy.all(b"group"))
         _confine(policy, supervisor)
         os.chdir(policy.one(b"cwd"))
         os.write(status, b"s")
