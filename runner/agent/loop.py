@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from runner.session.log import SessionLog
 
 _TOKEN_STEP = 2_000
-"""``maxTokens`` is lowered in steps of this size, so that the header changes rarely."""
+"""Where there is not even room for ``steady_output``, ``maxTokens`` is lowered in steps of this size."""
 
 _BY_HOOKS = ("compaction/start", "compaction/summary", "compaction/end", "compaction/prune")
 """Events that ``before_request`` may write beside those that replace a part of the history."""
@@ -99,6 +99,8 @@ class Loop:
         window: Context window in tokens.
         max_output: Most output tokens of one request.
         min_output: A request with less room for output is not sent.
+        steady_output: What is left for an answer as long as compaction has nothing to do. Once ``max_output`` does not
+            fit, requests ask for this, so that the header changes once and not with every step.
         budget: Limits.
         past: The session so far.
         calls: Runs tool calls.
@@ -122,6 +124,7 @@ class Loop:
         window: int,
         max_output: int,
         min_output: int,
+        steady_output: int,
         budget: Budget,
         past: Past,
         inbox: Inbox,
@@ -147,6 +150,8 @@ class Loop:
         self._window = window
         self._max_output = max_output
         self._least_output = min(min_output, max_output)
+        self._steady_output = max(self._least_output, min(steady_output, max_output))
+        self._most_output = max_output
         self._budget = budget
         self._calls = calls
         self._before_step = hooks_at(hooks, "before_step")
@@ -380,14 +385,10 @@ class Loop:
         while True:
             occupancy = self.occupancy()
             if occupancy + self._least_output > self._window:
-                error = ProviderError(
-                    f"the next request holds about {occupancy} tokens and the window is {self._window}",
-                    code=ErrorCode.CONTEXT_EXHAUSTED,
-                    hint="raise model.context_window, or lower compaction.summary_at",
-                )
+                error = self._too_long("next", occupancy)
             else:
                 try:
-                    with self._reserve(occupancy, most=min(self._max_output, self._window - occupancy)) as reservation:
+                    with self._reserve(occupancy, most=self._output_room(occupancy)) as reservation:
                         self._use_header(self._header_for(reservation))
                         return self._answer(occupancy, reservation)
                 except ProviderError as failure:
@@ -399,6 +400,21 @@ class Loop:
             overflowed = True
             if not any(ask(self._before_request, self, overflow=True)):
                 raise error
+
+    def _too_long(self, which: str, occupancy: int) -> ProviderError:
+        return ProviderError(
+            f"the {which} request holds about {occupancy} tokens, an answer needs {self._least_output} more, "
+            f"and the window is {self._window}",
+            code=ErrorCode.CONTEXT_EXHAUSTED,
+            hint="raise model.context_window, or lower compaction.summary_at",
+        )
+
+    def _output_room(self, occupancy: int) -> int:
+        """Most tokens of the answer to a request of that many."""
+        left = self._window - occupancy
+        if left < self._most_output:
+            self._most_output = self._steady_output
+        return min(self._most_output, left)
 
     def _least_of_step(self, messages: Sequence[Message]) -> dict[str, float]:
         """What the request of a step with ``messages`` takes with the least answer."""
@@ -424,7 +440,7 @@ class Loop:
     def _header_for(self, reservation: Reservation) -> RequestHeader:
         """The header with ``maxTokens`` lowered to what window and budget leave."""
         allowed = room = int(reservation.granted)
-        if room < self._max_output:
+        if room < self._most_output:
             allowed = max(self._least_output, room // _TOKEN_STEP * _TOKEN_STEP)
         if self._header is not None and self._header["config"]["maxTokens"] == allowed:
             return self._header
@@ -567,12 +583,18 @@ class Loop:
 
         Returns:
             Content of the answer (empty when the model asked for a call) and its usage.
+
+        Raises:
+            ProviderError: No answer came; or CONTEXT_EXHAUSTED, the request does not fit and was not sent.
+            LimitExceeded: Not even the least answer fits the budget.
         """
         self._budget.check()
         header = self._current_header()
-        occupancy = tokens.estimate_header(header, tokens.cautious)
-        occupancy += sum(tokens.estimate_message(each, tokens.cautious) for each in messages)
-        with self._reserve(occupancy, most=max_tokens) as reservation:
+        occupancy = self._occupancy.of_messages(header, self.projection, messages)
+        room = self._window - occupancy
+        if room < min(max_tokens, self._least_output):
+            raise self._too_long("summary", occupancy)
+        with self._reserve(occupancy, most=min(max_tokens, room)) as reservation:
             config = {**header["config"], "maxTokens": int(reservation.granted), "toolChoice": "none"}
             if model is not None:
                 config["model"] = model

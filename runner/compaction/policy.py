@@ -1,7 +1,10 @@
 """When the context is compacted: before a request, cheapest layer first.
 
-The only hook that moves the cached prefix. Pruning comes first and does just enough; a summary
-follows when that is not enough; at last the oldest results shrink to their first line.
+Results are cut if that alone makes room; if not, the prefix stays as it is for the summary request, which the
+provider then has cached. A summary that cannot be had leaves the oldest results with their first line. Writes
+the events of ``prune`` and ``summary``.
+Effect on the prefix cache: the only hook that moves the prefix. Each time it frees ``MARGIN`` more than it must, or
+the next step would move it again.
 """
 
 from __future__ import annotations
@@ -9,8 +12,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from runner import diagnostics
 from runner.agent.hook import Hook
-from runner.compaction.prune import cut_text, first_line, prune_candidates, prune_result
+from runner.compaction.prune import apply_cut, cut_text, fewest, first_line, possible_cuts
 from runner.compaction.summary import Summariser
 
 if TYPE_CHECKING:
@@ -18,9 +22,18 @@ if TYPE_CHECKING:
 
     from runner.agent.hook import RequestAccess
     from runner.agent.settings import CompactionSpec
+    from runner.compaction.summary import Compacted
 
 RECENT_STEPS = 2
 """Results of the last two steps are never pruned."""
+
+MARGIN = 32
+"""The part of the window, as its divisor, that is freed beyond what is needed: about what a few steps add."""
+
+
+def threshold_of(spec: CompactionSpec, window: int) -> int:
+    """Tokens at which a request is too full."""
+    return math.floor(spec.summary_at * window)
 
 
 class CompactionHook(Hook):
@@ -48,30 +61,85 @@ class CompactionHook(Hook):
         self._summariser = Summariser(spec, provider=provider, model=model, new_id=new_id)
 
     def before_request(self, access: RequestAccess, *, overflow: bool) -> bool:
-        """Prune, then summarise, when the occupancy asks for it, the task does, or the provider did."""
+        """Compact when the occupancy asks for it, the task does, or the provider did."""
         generation = access.projection.generation
-        threshold = math.floor(self._spec.summary_at * access.window)
-        manual = access.first_of_turn and access.turn in self._compact_at and not overflow
-        if manual:
-            self._summariser.compact(access)
-        elif overflow or access.occupancy() >= threshold:
-            self._prune(access, threshold, enough=not overflow)
-            if (overflow or access.occupancy() >= threshold) and not self._summariser.compact(access):
-                self._shrink(access, threshold)
+        if access.first_of_turn and access.turn in self._compact_at and not overflow:
+            self.summarise(access)
+        occupancy, threshold = access.occupancy(), threshold_of(self._spec, access.window)
+        if overflow:
+            # It was more than we took it for: all that should be free above the threshold has to be made free.
+            self._make_room(access, max(occupancy, access.window) - threshold, summary_first=True)
+        elif occupancy >= threshold:
+            self._make_room(access, occupancy - threshold + 1, summary_first=False)
         return access.projection.generation != generation
 
-    def _prune(self, access: RequestAccess, threshold: int, *, enough: bool) -> None:
-        spec = self._spec
-        before = access.step - RECENT_STEPS
-        for event in list(prune_candidates(access.projection.nodes, over=spec.prune_over, before_step=before)):
-            if enough and access.occupancy() < threshold:
-                return
-            prune_result(event, lambda text: cut_text(text, spec.prune_head, spec.prune_tail), access.append)
+    def summarise(self, access: RequestAccess) -> Compacted:
+        """Replace the older part by a summary whatever the occupancy, and say what came of it."""
+        done = self._summariser.compact(access)
+        _say(done)
+        return done
 
-    def _shrink(self, access: RequestAccess, threshold: int) -> None:
-        """The last resort: the oldest results keep only their first line."""
-        before = access.step - RECENT_STEPS
-        for event in list(prune_candidates(access.projection.nodes, over=0, before_step=before)):
-            if access.occupancy() < threshold:
-                return
-            prune_result(event, first_line, access.append)
+    def _make_room(self, access: RequestAccess, needed: int, *, summary_first: bool) -> None:
+        if not summary_first and self._prune(access, needed):
+            return
+        done = self._summariser.compact(
+            access,
+            least=access.window // MARGIN,
+            make_room=lambda: self._prune(access, access.window, enough=False),
+        )
+        _say(done)
+        if not done.folded:
+            self._cut(access, first_line, over=0, needed=needed, oldest=True)
+
+    def _prune(self, access: RequestAccess, needed: int, *, enough: bool = True) -> bool:
+        spec = self._spec
+        return self._cut(
+            access,
+            lambda text: cut_text(text, spec.prune_head, spec.prune_tail),
+            over=spec.prune_over,
+            needed=needed,
+            enough=enough,
+        )
+
+    def _cut(
+        self,
+        access: RequestAccess,
+        cut: Callable[[str], str],
+        *,
+        over: int,
+        needed: int,
+        oldest: bool = False,
+        enough: bool = False,
+    ) -> bool:
+        """Cut older results to free ``needed`` tokens and the margin; returns whether any was.
+
+        Args:
+            access: The loop.
+            cut: Makes the cut form of a text.
+            over: Code points of the shortest result that is left alone.
+            needed: Tokens.
+            oldest: Take the oldest results; without, the fewest.
+            enough: Do nothing if that would not free ``needed``.
+        """
+        cuts = list(possible_cuts(access.projection.nodes, cut, over=over, before_step=access.step - RECENT_STEPS))
+        if enough and sum(each.saved for each in cuts) < needed:
+            return False
+        wanted = needed + access.window // MARGIN
+        taken = [] if oldest else fewest(cuts, wanted)
+        for each in cuts if oldest else ():
+            if wanted <= 0:
+                break
+            taken.append(each)
+            wanted -= each.saved
+        for each in taken:
+            apply_cut(each, access.append)
+        return bool(taken)
+
+
+def _say(done: Compacted) -> None:
+    if done.failure is not None:
+        diagnostics.warning("no summary could be made", error=done.failure)
+    elif done.folded:
+        diagnostics.info("messages folded into a summary", messages=done.folded, before=done.before, after=done.after)
+    else:
+        diagnostics.info("nothing to compact", occupancy=done.before)

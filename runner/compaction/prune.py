@@ -1,12 +1,13 @@
 """Prune: older tool results are cut to their head and tail when the window fills.
 
-Moves the cached prefix from the first pruned result on, so it prunes just enough, oldest first.
+Invariants: a cut result is shorter than it was; of all sets of cuts that free enough, one of the fewest is taken.
 Writes ``compaction/prune`` and the replacing ``tool/result``.
+Effect on the prefix cache: moves the prefix from the first pruned result on, hence few cuts and no more than needed.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from runner.session.events import CompactionPrune, ToolResult
 from runner.session.tokens import cautious, estimate_message
@@ -18,14 +19,12 @@ if TYPE_CHECKING:
     from runner.session.events import Event
 
 
-def _text_length(event: ToolResult) -> int:
-    return sum(
-        len(inner["text"])
-        for block in event.message["content"]
-        if block["type"] == "tool-result"
-        for inner in block["content"]
-        if inner["type"] == "text"
-    )
+class Cut(NamedTuple):
+    """A result that may be cut: its event, the message that would stand for it, the tokens that frees."""
+
+    event: ToolResult
+    message: Message
+    saved: int
 
 
 def cut_text(text: str, head: int, tail: int) -> str:
@@ -43,6 +42,66 @@ def first_line(text: str) -> str:
     return cut_text(line, 200, 0) if not newline else f"{line[:200]}\n[{len(rest)} characters pruned to save context]"
 
 
+def possible_cuts(nodes: Sequence[Event], cut: Callable[[str], str], *, over: int, before_step: int) -> Iterator[Cut]:
+    """Cuts of results over ``over`` code points of steps before ``before_step`` that free something, oldest first."""
+    for node in nodes:
+        if isinstance(node, ToolResult) and node.step < before_step and _text_length(node) > over:
+            message = _rewritten(node, cut)
+            saved = estimate_message(node.message, cautious) - estimate_message(message, cautious)
+            if saved > 0:
+                yield Cut(node, message, saved)
+
+
+def fewest(cuts: Sequence[Cut], needed: int) -> list[Cut]:
+    """The fewest of ``cuts`` that free ``needed`` tokens, all of them if that is not enough; in their own order.
+
+    The last one taken is the smallest that will do, and of equal ones the older is taken.
+    """
+    left = sorted(cuts, key=lambda each: (-each.saved, each.event.seq))
+    taken: list[Cut] = []
+    while left and needed > 0:
+        last = [each for each in left if each.saved >= needed]
+        best = min(last, key=lambda each: (each.saved, each.event.seq)) if last else left[0]
+        left.remove(best)
+        taken.append(best)
+        needed -= best.saved
+    return sorted(taken, key=lambda each: each.event.seq)
+
+
+def apply_cut(cut: Cut, append: Callable[[Event], object]) -> None:
+    """Put the cut form in place of the result."""
+    event = cut.event
+    span = {"start": event.seq, "end": event.seq}
+    append(
+        CompactionPrune(
+            shadowed_range=span,
+            shadowed_seqs=[event.seq],
+            shadowed_token_count=estimate_message(event.message, cautious),
+        )
+    )
+    append(
+        ToolResult(
+            turn=event.turn,
+            step=event.step,
+            message=cut.message,
+            error=event.error,
+            meta=event.meta,
+            source_event_seqs=[event.seq],
+            surface_op={"op": "replace", **span},
+        )
+    )
+
+
+def _text_length(event: ToolResult) -> int:
+    return sum(
+        len(inner["text"])
+        for block in event.message["content"]
+        if block["type"] == "tool-result"
+        for inner in block["content"]
+        if inner["type"] == "text"
+    )
+
+
 def _rewritten(event: ToolResult, cut: Callable[[str], str]) -> Message:
     """The message of ``event`` with all text of its result joined and cut."""
     content: list[Block] = []
@@ -57,41 +116,3 @@ def _rewritten(event: ToolResult, cut: Callable[[str], str]) -> Message:
             {"type": "tool-result", "toolCallId": block["toolCallId"], "content": kept, "isError": block["isError"]}
         )
     return {**event.message, "content": content}
-
-
-def prune_candidates(nodes: Sequence[Event], *, over: int, before_step: int) -> Iterator[ToolResult]:
-    """Tool results over ``over`` code points of steps before ``before_step``, oldest first."""
-    for node in nodes:
-        if isinstance(node, ToolResult) and node.step < before_step and _text_length(node) > over:
-            yield node
-
-
-def prune_result(event: ToolResult, cut: Callable[[str], str], append: Callable[[Event], object]) -> int:
-    """Replace one result by its cut form; returns the estimated tokens that are saved.
-
-    Nothing is written when the cut form is not shorter.
-    """
-    message = _rewritten(event, cut)
-    saved = estimate_message(event.message, cautious) - estimate_message(message, cautious)
-    if saved <= 0:
-        return 0
-    span = {"start": event.seq, "end": event.seq}
-    append(
-        CompactionPrune(
-            shadowed_range=span,
-            shadowed_seqs=[event.seq],
-            shadowed_token_count=estimate_message(event.message, cautious),
-        )
-    )
-    append(
-        ToolResult(
-            turn=event.turn,
-            step=event.step,
-            message=message,
-            error=event.error,
-            meta=event.meta,
-            source_event_seqs=[event.seq],
-            surface_op={"op": "replace", **span},
-        )
-    )
-    return saved

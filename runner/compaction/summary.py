@@ -1,13 +1,15 @@
 """Summary: a message that stands for the older part of the history.
 
-The summary request replays the kept prefix with the same system prompt and tools. The replace moves
-the cached prefix; what stands before the cut (run-time state, context, the first prompt) stays.
+Invariants: what stands before it (run-time state, context, the first prompt) and what the last step added stays; a call
+stays with its results; every ``compaction/start`` gets its ``compaction/end``, whatever happened in between.
 Writes ``compaction/start``, ``compaction/summary``, the replacing ``user/message``, ``compaction/end``.
+Effect on the prefix cache: the request replays the kept prefix with the same system prompt and tools; the replace
+moves the prefix from the first message behind the opening on.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from runner.agent.prompt import user_message
 from runner.errors import ErrorCode, ProviderError
@@ -38,6 +40,25 @@ their reasons, what failed, what is left to do. Facts only, no calls, no greetin
 
 _LEAD = "Summary of the conversation up to here:\n\n"
 
+TRIES = 2
+"""Requests for one summary."""
+
+
+class Compacted(NamedTuple):
+    """What came of a compaction.
+
+    Attributes:
+        folded: Messages that the summary stands for, 0 without one.
+        before: Occupancy before.
+        after: Occupancy behind it.
+        failure: Why there is no summary although there was something to fold.
+    """
+
+    folded: int
+    before: int
+    after: int
+    failure: str | None = None
+
 
 def opening_length(nodes: Sequence[Event]) -> int:
     """How many nodes stay verbatim at the start: everything up to the first prompt of a user."""
@@ -52,19 +73,49 @@ def opening_length(nodes: Sequence[Event]) -> int:
 def cut_index(nodes: Sequence[Event], *, start: int, keep_tokens: int) -> int:
     """First node of the tail that stays, so that the tail holds about ``keep_tokens`` tokens.
 
-    The cut never stands before a tool result, so calls keep their results; it is at least ``start``.
+    The cut never stands before a tool result, so calls keep their results. What the last step added, or what has
+    just entered, stays even if it is larger. The index is at least ``start``.
     """
-    index, kept = len(nodes), 0
+    cut = index = _last_group(nodes, start)
+    kept = sum(_size(node) for node in nodes[index:])
     while index > start:
-        message = message_of(nodes[index - 1])
-        size = estimate_message(message, cautious) if message else 0
-        if kept + size > keep_tokens:
+        index -= 1
+        kept += _size(nodes[index])
+        if kept > keep_tokens:
             break
-        kept += size
+        if not isinstance(nodes[index], ToolResult):
+            cut = index
+    return cut
+
+
+def _last_group(nodes: Sequence[Event], start: int) -> int:
+    """First node of what has just entered, and of the calls and results it stands behind."""
+    index = len(nodes)
+    while index > start and isinstance(nodes[index - 1], UserMessage):
         index -= 1
-    while index > start and index < len(nodes) and isinstance(nodes[index], ToolResult):
-        index -= 1
+    if index > start and isinstance(nodes[index - 1], ToolResult):
+        while index > start and isinstance(nodes[index - 1], ToolResult):
+            index -= 1
+        index = max(start, index - 1)  # the answer with the calls
     return index
+
+
+def _size(node: Event) -> int:
+    message = message_of(node)
+    return estimate_message(message, cautious) if message else 0
+
+
+def _state_in(nodes: Sequence[Event]) -> str | None:
+    """The last run-time state that the model was told in ``nodes``, in a message of its own or behind a summary."""
+    state = None
+    for node in nodes:
+        if isinstance(node, UserMessage):
+            plugin = node.source.get("plugin")
+            if plugin == "runtime":
+                state = text_of(node.content)
+            elif plugin == "compact" and len(node.content) > 1:
+                state = node.content[1]["text"]
+    return state
 
 
 class Summariser:
@@ -77,38 +128,58 @@ class Summariser:
         self._new_id = new_id
         self._refused: Usage | None = None
 
-    def compact(self, access: RequestAccess) -> bool:
-        """Replace the older part by a summary; False when there is nothing to compact or it failed.
+    def compact(
+        self, access: RequestAccess, *, least: int = 1, make_room: Callable[[], bool] | None = None
+    ) -> Compacted:
+        """Replace the older part by a summary.
 
-        Two tries: a reply with calls, an empty one, or one that does not shrink the history counts
-        as one. A provider that fails ends the try too; CONTEXT_EXHAUSTED and faults of the network
-        are the same to us here, since the history is unchanged.
+        Two tries: a reply with calls, an empty one, and one that does not shrink the history count as one each. A
+        request that is too long is made again only if ``make_room`` could cut something. Another failure of the
+        provider ends the tries, since it had its own retries.
+
+        Args:
+            access: The loop.
+            least: Tokens of the smallest older part that is worth a summary.
+            make_room: Shortens messages in place, without changing their number; says whether it could.
         """
-        nodes = access.projection.nodes
+        nodes, before = access.projection.nodes, access.occupancy()
         start = opening_length(nodes)
         end = cut_index(nodes, start=start, keep_tokens=int(self._spec.keep * access.window))
-        if not any(isinstance(node, AssistantMessage) for node in nodes[start:end]):
-            return False
+        older = nodes[start:end]
+        if not any(isinstance(node, AssistantMessage) for node in older) or sum(map(_size, older)) < least:
+            return Compacted(0, before, before)
         compaction_id = self._new_id()
         access.append(CompactionStart(compaction_id=compaction_id, turn=access.turn))
-        failure = "no usable summary after two tries"
         self._refused = None
-        for _ in range(2):
+        failure: str | None = "the run was stopped"
+        try:
+            failure = self._tries(access, start, end, compaction_id, make_room)
+        finally:
+            error = None if failure is None else {"code": ErrorCode.CONTEXT_EXHAUSTED.name, "message": failure}
+            access.append(
+                CompactionEnd(compaction_id=compaction_id, turn=access.turn, error=error, refused_usage=self._refused)
+            )
+        return Compacted(end - start if failure is None else 0, before, access.occupancy(), failure)
+
+    def _tries(
+        self,
+        access: RequestAccess,
+        start: int,
+        end: int,
+        compaction_id: str,
+        make_room: Callable[[], bool] | None,
+    ) -> str | None:
+        """Why there is no summary, None if there is one."""
+        failure = f"no usable summary after {TRIES} tries"
+        for _ in range(TRIES):
             try:
-                if self._try(access, nodes[start:end], compaction_id):
-                    access.append(
-                        CompactionEnd(compaction_id=compaction_id, turn=access.turn, refused_usage=self._refused)
-                    )
-                    return True
+                if self._try(access, access.projection.nodes[start:end], compaction_id):
+                    return None
             except ProviderError as error:
                 failure = error.message
-                if error.code is not ErrorCode.CONTEXT_EXHAUSTED:
+                if error.code is not ErrorCode.CONTEXT_EXHAUSTED or make_room is None or not make_room():
                     break
-        error_data = {"code": ErrorCode.CONTEXT_EXHAUSTED.name, "message": failure}
-        access.append(
-            CompactionEnd(compaction_id=compaction_id, turn=access.turn, error=error_data, refused_usage=self._refused)
-        )
-        return False
+        return failure
 
     def _try(self, access: RequestAccess, shadowed: Sequence[Event], compaction_id: str) -> bool:
         nodes = access.projection.nodes
@@ -119,10 +190,13 @@ class Summariser:
             [*messages, instruction], max_tokens=self._spec.summary_max_tokens, model=self._spec.summary_model
         )
         text = text_of(content).strip()
-        before = sum(estimate_message(message, cautious) for node in shadowed if (message := message_of(node)))
+        before = sum(map(_size, shadowed))
         summary: Message = user_message(
             _LEAD + text, message_id=self._new_id(), kind="plugin", plugin="compact", compactionId=compaction_id
         )
+        state = _state_in(shadowed)
+        if state is not None:
+            summary["content"].append({"type": "text", "text": state})
         if not text or estimate_message(summary, cautious) >= before:
             self._refused = add_usage(self._refused, usage)
             return False
