@@ -104,7 +104,6 @@ def test_the_server_has_neither_variables_nor_descriptors_of_the_runner(
         os.set_inheritable(file.fileno(), True)
         run(box, box.executor(), ["/bin/true"])
         process = Path(f"/proc/{serving(box)}")
-        assert process.stat().st_uid == 0  # so it is for whoever is not dumpable
         if os.geteuid() != 0:
             for look in ((process / "environ").read_bytes, lambda: list((process / "fd").iterdir())):
                 with pytest.raises(PermissionError):
