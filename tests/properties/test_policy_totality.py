@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import inspect
 import json
 import os
 from pathlib import Path
@@ -17,7 +18,7 @@ from runner.approvals.policy import DEFAULT_RULE, CallFacts, Policy, decide
 from runner.approvals.resolver import Resolver
 from runner.approvals.review import notes, table, unreachable
 from runner.approvals.shell import analyse
-from runner.approvals.words import MATCHED_BUILTINS
+from runner.approvals.words import KNOWN_TOOLS, MATCHED_BUILTINS, WRITE_TOOLS
 from runner.config.load import Document, Mark
 from runner.config.policy import build_policy
 from runner.errors import ErrorCode
@@ -26,6 +27,8 @@ from runner.sandbox.base import SandboxSpec
 from runner.sandbox.executor import Executor, session_policy
 from runner.session.events import ApprovalDecided
 from runner.tools.builtin.files import EditFile, ReadFile, WriteFile
+from runner.tools.builtin.finding import ReportFinding
+from runner.tools.builtin.patch import ApplyPatch
 from runner.tools.builtin.search import Glob, Grep
 from runner.tools.builtin.shell import Shell
 from runner.tools.builtin.todo import Todo
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 WORKSPACE = "/srv/space"
-TOOLS = ("shell", "read_file", "write_file", "edit_file", "glob", "grep", "todo", "unknown")
+TOOLS = (*KNOWN_TOOLS, "unknown")
 
 words = st.sampled_from(["ls", "git", "push", "-C", "--all", "a", "pytest", "*", "a*", "?", "[ab]", "[", "./x", "env"])
 patterns = st.lists(words | st.lists(words, min_size=1, max_size=2), min_size=1, max_size=3)
@@ -343,10 +346,14 @@ def test_what_is_said_beforehand_holds(some: list[dict[str, Any]], facts: CallFa
     facts = CallFacts(
         facts.tool,
         (facts.command or "ls") if facts.tool == "shell" else None,
-        {"read_file": reads, "edit_file": writes, "glob": reads or (needed,), "grep": reads or (needed,)}.get(
-            facts.tool, ()
-        ),
-        writes if facts.tool in {"write_file", "edit_file"} else (),
+        {
+            "read_file": reads,
+            "edit_file": writes,
+            "apply_patch": writes,
+            "glob": reads or (needed,),
+            "grep": reads or (needed,),
+        }.get(facts.tool, ()),
+        writes if facts.tool in WRITE_TOOLS else (),
     )
     cells = {(cell.tool, cell.mode, cell.trust): cell for cell in table(policy, tools=[facts.tool])}
 
@@ -381,14 +388,22 @@ def tools_of(root: Path, mode: Mode) -> list[Tool]:
             SandboxSpec(), mode=mode, workspace=f"{root}/work", state=f"{root}/{mode}", hidden=(), environment={}
         ),
     )
+
+    def never(*_: object) -> Any:
+        raise AssertionError("a call ran")
+
+    # What a read is given for its pages and images does not matter: it only says what it would touch.
+    others: dict[str, Any] = dict.fromkeys([*inspect.signature(ReadFile).parameters][1:], never)
     return [
         Shell(executor, overflow=f"{root}/overflow"),
-        ReadFile(executor, page_bytes=1_000, spill=lambda *_: "nothing is kept"),
+        ReadFile(executor, **others),
         WriteFile(executor),
         EditFile(executor),
+        ApplyPatch(executor),
         Glob(executor),
         Grep(executor, page_bytes=1_000),
         Todo(),
+        ReportFinding(executor),
     ]
 
 
@@ -413,7 +428,11 @@ def written_calls(draw: st.DrawFn) -> tuple[str, str]:
         "edit_file": st.fixed_dictionaries({"path": some, "edits": st.just([{"old": "a", "new": "b"}])}),
         "glob": st.fixed_dictionaries({"pattern": some}, optional={"path": some}),
         "grep": st.fixed_dictionaries({"pattern": some}, optional={"path": some}),
+        "apply_patch": st.fixed_dictionaries(
+            {"patch": paths_in.map(lambda path: f"--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-a\n+b\n") | texts}
+        ),
         "todo": st.just({"todos": [{"content": "a", "status": "pending"}]}),
+        "report_finding": st.fixed_dictionaries({"path": some, "severity": st.just("note"), "message": some}),
         "unknown": st.dictionaries(st.text(max_size=4), odd, max_size=2),
     }
     name = draw(st.sampled_from(sorted(shapes)))
