@@ -18,7 +18,7 @@ from runner.agent.prompt import SYSTEM_PROMPT, PromptBuilder, runtime_context
 from runner.agent.settings import compaction_for
 from runner.approvals.policy import summarise
 from runner.approvals.resolver import Resolver
-from runner.compaction.policy import CompactionHook, threshold_of
+from runner.compaction.policy import CompactionHook
 from runner.compaction.spill import Spill, SpillStore
 from runner.hooks.repeat import RepeatHook
 from runner.hooks.retry import RetryHook
@@ -212,7 +212,7 @@ def build_agent(
         window=model.context_window,
         max_output=model.max_output_tokens,
         min_output=compaction.min_output,
-        steady_output=model.context_window - threshold_of(compaction, model.context_window),
+        steady_output=model.context_window - compaction.threshold(model.context_window),
         budget=budget,
         past=past,
         inbox=inbox,
@@ -222,6 +222,7 @@ def build_agent(
         clock=clock,
         new_id=new_id,
         cost_of=lambda usage: cost_of(usage, model.prices),
+        summary_cost_of=lambda usage: cost_of(usage, profile.summary_prices or model.prices),
         attempts=profile.retry.attempts,
         paranoid=paranoid,
     )

@@ -263,10 +263,14 @@ def _folds(directory: Path, begun: Begun | None) -> tuple[JsonObject, Past, Stru
     from runner.providers.prices import cost_of
     from runner.session.structure import Structure
 
-    prices = begun.spec.profile.model.prices if begun is not None else None
+    profile = begun.spec.profile if begun is not None else None
+    prices = profile.model.prices if profile is not None else None
+    for_summaries = (profile.summary_prices if profile is not None else None) or prices
     header = open_session(str(directory)).header
     past = Past(
-        cost_of=lambda usage: None if prices is None else cost_of(usage, prices), seed=header.get("seedLength") or 0
+        cost_of=lambda usage: None if prices is None else cost_of(usage, prices),
+        summary_cost_of=lambda usage: None if for_summaries is None else cost_of(usage, for_summaries),
+        seed=header.get("seedLength") or 0,
     )
     return header, past, Structure(), RunFold(header, prices=prices)
 

@@ -87,6 +87,30 @@ class _Answered:
     waited: float
 
 
+class _Rates:
+    """What requests to one model take of the budget.
+
+    Attributes:
+        cost_of: Money for a usage, None when unknown.
+        per_output: What each token of an answer takes.
+    """
+
+    def __init__(self, cost_of: Callable[[Usage], float | None]) -> None:
+        self.cost_of = cost_of
+        million = 1_000_000
+        read: Usage = {"inputTokens": million, "outputTokens": 0}
+        cached: Usage = {"inputTokens": 0, "outputTokens": 0, "cacheWriteTokens": million}
+        written: Usage = {"inputTokens": 0, "outputTokens": million}
+        self._input_price = max(cost_of(read) or 0.0, cost_of(cached) or 0.0) / million
+        output_price = (cost_of(written) or 0.0) / million
+        self.per_output = {"input_tokens": 0.0, "output_tokens": 1.0, "tokens": 1.0, "cost": output_price}
+
+    def of_input(self, occupancy: int) -> dict[str, float]:
+        """What a request of that many tokens takes before its answer; none of them is known to be cached."""
+        cost = occupancy * self._input_price
+        return {"input_tokens": occupancy, "output_tokens": 0, "tokens": occupancy, "cost": cost}
+
+
 class Loop:
     """One agent at work on one session.
 
@@ -109,6 +133,7 @@ class Loop:
         clock: Monotonic seconds.
         new_id: Gives message and retry ids.
         cost_of: Money for a usage, None when unknown.
+        summary_cost_of: The same for summaries, which another model may write.
         attempts: Most attempts of one request, as the retry hook knows it; for the log.
         paranoid: Compare every request with its rebuild.
     """
@@ -134,6 +159,7 @@ class Loop:
         clock: Callable[[], float],
         new_id: Callable[[], str],
         cost_of: Callable[[Usage], float | None],
+        summary_cost_of: Callable[[Usage], float | None] | None = None,
         attempts: int = 1,
         paranoid: bool = False,
     ) -> None:
@@ -162,14 +188,8 @@ class Loop:
         self._cancellation = cancellation
         self._clock = clock
         self._new_id = new_id
-        self._cost_of = cost_of
-        million = 1_000_000
-        read: Usage = {"inputTokens": million, "outputTokens": 0}
-        cached: Usage = {"inputTokens": 0, "outputTokens": 0, "cacheWriteTokens": million}
-        written: Usage = {"inputTokens": 0, "outputTokens": million}
-        self._input_price = max(cost_of(read) or 0.0, cost_of(cached) or 0.0) / million
-        output_price = (cost_of(written) or 0.0) / million
-        self._per_output = {"input_tokens": 0.0, "output_tokens": 1.0, "tokens": 1.0, "cost": output_price}
+        self._main_rates = _Rates(cost_of)
+        self._summary_rates = _Rates(summary_cost_of or cost_of)
         self._attempts = attempts
         self._paranoid = paranoid
         self._body = RequestBody(provider.dialect)
@@ -388,7 +408,8 @@ class Loop:
                 error = self._too_long("next", occupancy)
             else:
                 try:
-                    with self._reserve(occupancy, most=self._output_room(occupancy)) as reservation:
+                    most = self._output_room(occupancy)
+                    with self._reserve(self._main_rates, occupancy, most=most) as reservation:
                         self._use_header(self._header_for(reservation))
                         return self._answer(occupancy, reservation)
                 except ProviderError as failure:
@@ -419,22 +440,18 @@ class Loop:
     def _least_of_step(self, messages: Sequence[Message]) -> dict[str, float]:
         """What the request of a step with ``messages`` takes with the least answer."""
         entering = sum(tokens.estimate_message(message, tokens.cautious) for message in messages)
-        fixed = self._input_amounts(min(self.occupancy() + entering, self._window))
-        return {name: value + self._per_output[name] * self._least_output for name, value in fixed.items()}
+        rates = self._main_rates
+        fixed = rates.of_input(min(self.occupancy() + entering, self._window))
+        return {name: value + rates.per_output[name] * self._least_output for name, value in fixed.items()}
 
-    def _input_amounts(self, occupancy: int) -> dict[str, float]:
-        """What a request of that many tokens takes before its answer; none of them is known to be cached."""
-        cost = occupancy * self._input_price
-        return {"input_tokens": occupancy, "output_tokens": 0, "tokens": occupancy, "cost": cost}
-
-    def _reserve(self, occupancy: int, *, most: int) -> Reservation:
+    def _reserve(self, rates: _Rates, occupancy: int, *, most: int) -> Reservation:
         """Hold what a request of that many tokens may take, with an answer of at most ``most`` tokens.
 
         Raises:
             LimitExceeded: Not even the least answer would fit.
         """
         return self._budget.reserve(
-            self._input_amounts(occupancy), self._per_output, least=min(self._least_output, most), most=most
+            rates.of_input(occupancy), rates.per_output, least=min(self._least_output, most), most=most
         )
 
     def _header_for(self, reservation: Reservation) -> RequestHeader:
@@ -492,20 +509,12 @@ class Loop:
         )
         if usage is not None:
             self._occupancy.anchor(usage, header, self.projection)
-        self._settle(reservation, usage, occupancy, message["content"])
+        _settle(reservation, self._main_rates, usage, occupancy, message["content"])
         if interrupted:
             self._stop_if_cancelled()
             raise InternalError("a stream ended without a finish and without a cancellation")
         self._tell_answer("main", answered)
         return message, assembler.finish or "stop"
-
-    def _settle(
-        self, reservation: Reservation, usage: Usage | None, occupancy: int, content: Sequence[JsonObject | Block]
-    ) -> None:
-        """Count what a call used; without a report of the provider what it is estimated to have used."""
-        if usage is None:
-            usage = {"inputTokens": occupancy, "outputTokens": tokens.estimate_content(content, tokens.cautious)}
-        reservation.settle(amounts_of(usage, self._cost_of(usage)))
 
     def _tell_answer(self, purpose: str, answered: _Answered) -> None:
         ended = RequestEnded(None, answered.attempt, answered.waited, purpose, answered.assembler.usage)
@@ -594,7 +603,8 @@ class Loop:
         room = self._window - occupancy
         if room < min(max_tokens, self._least_output):
             raise self._too_long("summary", occupancy)
-        with self._reserve(occupancy, most=min(max_tokens, room)) as reservation:
+        rates = self._summary_rates
+        with self._reserve(rates, occupancy, most=min(max_tokens, room)) as reservation:
             config = {**header["config"], "maxTokens": int(reservation.granted), "toolChoice": "none"}
             if model is not None:
                 config["model"] = model
@@ -603,13 +613,26 @@ class Loop:
             self._stop_if_cancelled()
             assembler = answered.assembler
             content = assembler.content()
-            self._settle(reservation, assembler.usage, occupancy, content)
+            _settle(reservation, rates, assembler.usage, occupancy, content)
         self._tell_answer("summary", answered)
         called = any(block["type"] == "tool-call" for block in content)
         text: list[JsonObject] = [
             {"type": "text", "text": block["text"]} for block in content if block["type"] == "text"
         ]
         return ([] if called else text), assembler.usage
+
+
+def _settle(
+    reservation: Reservation,
+    rates: _Rates,
+    usage: Usage | None,
+    occupancy: int,
+    content: Sequence[JsonObject | Block],
+) -> None:
+    """Count what a call used; without a report of the provider what it is estimated to have used."""
+    if usage is None:
+        usage = {"inputTokens": occupancy, "outputTokens": tokens.estimate_content(content, tokens.cautious)}
+    reservation.settle(amounts_of(usage, rates.cost_of(usage)))
 
 
 def _error_data(error: RunnerError) -> JsonObject:

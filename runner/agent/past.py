@@ -27,6 +27,7 @@ class Past:
 
     Args:
         cost_of: Money for a usage, None when unknown.
+        summary_cost_of: The same for summaries, which another model may write.
         seed: Events that were taken over from another session; what they used is not this one's.
 
     Attributes:
@@ -49,7 +50,13 @@ class Past:
         failed_checks: How often each check failed so far, by name.
     """
 
-    def __init__(self, *, cost_of: Callable[[Usage], float | None] = lambda _usage: None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        cost_of: Callable[[Usage], float | None] = lambda _usage: None,
+        summary_cost_of: Callable[[Usage], float | None] | None = None,
+        seed: int = 0,
+    ) -> None:
         self.projection = Projection()
         self.surface: list[ev.Event] = []
         self.occupancy = Occupancy()
@@ -68,6 +75,7 @@ class Past:
         self.answered = 0
         self.failed_checks: dict[str, int] = {}
         self._cost_of = cost_of
+        self._summary_cost_of = summary_cost_of or cost_of
         self._seed = seed
         self._asking = False
         self._used: dict[str, float] = dict.fromkeys(COUNTED, 0)
@@ -226,7 +234,9 @@ class Past:
     def _settle(self, event: ev.Event, usage: Usage | None, asked: int, answered: int) -> None:
         """Count a call as the loop does: without a report by what it is estimated to have used."""
         found = usage if usage is not None else {"inputTokens": asked, "outputTokens": answered}
-        for name, used in amounts_of(found, self._cost_of(found)).items():
+        summary = isinstance(event, (ev.CompactionSummary, ev.CompactionEnd))
+        cost = self._summary_cost_of(found) if summary else self._cost_of(found)
+        for name, used in amounts_of(found, cost).items():
             self._charge(event, name, used)
 
     def _sent(self, _: ev.RequestSent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from runner.record import record
@@ -67,6 +68,10 @@ class CompactionSpec:
     summary_max_tokens: int = 8_192
     summary_model: str | None = None
     min_output: int = 2_000
+
+    def threshold(self, window: int) -> int:
+        """Tokens at which a request is too full."""
+        return math.floor(self.summary_at * window)
 
 
 def compaction_for(spec: CompactionSpec, overrides: Mapping[str, CompactionSpec], model: str) -> CompactionSpec:

@@ -9,7 +9,6 @@ the next step would move it again.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from runner import diagnostics
@@ -29,11 +28,6 @@ RECENT_STEPS = 2
 
 MARGIN = 32
 """The part of the window, as its divisor, that is freed beyond what is needed: about what a few steps add."""
-
-
-def threshold_of(spec: CompactionSpec, window: int) -> int:
-    """Tokens at which a request is too full."""
-    return math.floor(spec.summary_at * window)
 
 
 class CompactionHook(Hook):
@@ -65,7 +59,7 @@ class CompactionHook(Hook):
         generation = access.projection.generation
         if access.first_of_turn and access.turn in self._compact_at and not overflow:
             self.summarise(access)
-        occupancy, threshold = access.occupancy(), threshold_of(self._spec, access.window)
+        occupancy, threshold = access.occupancy(), self._spec.threshold(access.window)
         if overflow:
             # It was more than we took it for: all that should be free above the threshold has to be made free.
             self._make_room(access, max(occupancy, access.window) - threshold, summary_first=True)

@@ -28,7 +28,7 @@ from runner.record import fields, replace
 from runner.sandbox.base import SandboxLimits, SandboxSpec, disabled_backends
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from runner.approvals.policy import Policy
     from runner.config.effective import Effective
@@ -114,7 +114,9 @@ def resolve_profile(
         responses=responses,
         recording=recording,
     )
-    _check_compaction(profile, compaction_for(compaction, overrides, model.model), model)
+    own = compaction_for(compaction, overrides, model.model)
+    _check_compaction(profile, compaction, overrides)
+    _check_window(profile, own, model)
     mode = Mode(profile.take("permission_mode", default=DEFAULTS["ProfileModel.permission_mode"]))
     accepted = profile.take("accept_unconfined", default=DEFAULTS["ProfileModel.accept_unconfined"])
     if mode is Mode.DANGER_FULL_ACCESS and not accepted:
@@ -141,6 +143,7 @@ def resolve_profile(
         on_denied=profile.take("on_denied", default=DEFAULTS["ProfileModel.on_denied"]),
         compaction=compaction,
         compaction_models=overrides,
+        summary_prices=_summary_prices(profile, own, model, limits),
         limits=limits,
         retry=_section(profile, "retry", RetrySpec()),
         accept_unconfined=accepted,
@@ -181,17 +184,38 @@ def _section(profile: Effective, name: str, defaults: Settings, *below: str) -> 
     return replace(defaults, **changed)
 
 
-def _check_compaction(profile: Effective, spec: CompactionSpec, model: ModelSpec) -> None:
-    """Refuse thresholds that contradict each other, as they hold for the run's model."""
-    where = "compaction"
-    if spec.spill_head + spec.spill_tail > spec.spill_bytes:
-        profile.problem((where,), "spill_head and spill_tail together are over spill_bytes: lower them")
-    if spec.prune_head + spec.prune_tail > spec.prune_over:
-        profile.problem((where,), "prune_head and prune_tail together are over prune_over: lower them")
+def _check_compaction(profile: Effective, spec: CompactionSpec, overrides: Mapping[str, CompactionSpec]) -> None:
+    """Refuse thresholds that contradict each other, for any model; what is wrong for all is said once."""
+    problems = list(_contradictions(spec))
+    for text in problems:
+        profile.problem(("compaction",), text)
+    for name, each in overrides.items():
+        for text in _contradictions(each):
+            if text not in problems:
+                profile.problem(("compaction", "models", name), text)
+
+
+def _contradictions(spec: CompactionSpec) -> Iterator[str]:
+    for limit, head, tail in (("spill_bytes", "spill_head", "spill_tail"), ("prune_over", "prune_head", "prune_tail")):
+        ends, most = getattr(spec, head) + getattr(spec, tail), getattr(spec, limit)
+        if ends >= most:
+            yield f"{head} and {tail} keep {ends} together, which is not below {limit}, {most}: lower them"
     if spec.keep >= spec.summary_at:
-        profile.problem((where,), "keep is not below summary_at, so a summary would free nothing: lower it")
-    if spec.min_output >= model.context_window:
-        profile.problem((where,), f"min_output does not fit the window of {model.context_window} tokens: lower it")
+        yield f"keep, {spec.keep:g}, is not below summary_at, {spec.summary_at:g}, so a summary frees nothing: lower it"
+
+
+def _check_window(profile: Effective, spec: CompactionSpec, model: ModelSpec) -> None:
+    """Refuse a window that is full before the task is told."""
+    from runner.agent.prompt import SYSTEM_PROMPT
+    from runner.session.tokens import cautious, estimate_system
+
+    system, window = estimate_system(SYSTEM_PROMPT, cautious), model.context_window
+    if system + spec.min_output >= window:
+        text = f"the window of {window} tokens does not hold the system prompt, about {system}, and min_output, "
+        profile.problem(("compaction",), f"{text}{spec.min_output}: lower min_output, or raise model.context_window")
+    elif spec.threshold(window) <= system:
+        text = f"summary_at, {spec.summary_at:g}, is {spec.threshold(window)} of {window} tokens, and the system "
+        profile.problem(("compaction",), f"{text}prompt alone has about {system}: raise it, or model.context_window")
 
 
 def _model(
@@ -325,21 +349,13 @@ def _window(profile: Effective, model: str, *, local: bool, recording: Recording
 
 
 def _prices(profile: Effective, model: str, limits: Limits, *, local: bool) -> Prices:
-    """Prices of the model: the profile's, else the known ones; a provider that calls nobody is free.
-
-    An input price holds for cached input as well where that has none of its own.
-    """
+    """Prices of the model: the profile's, else the known ones; a provider that calls nobody is free."""
     from runner.providers.prices import FREE, lookup
 
     known = FREE if local else lookup(model)
     if profile.raw("model", "prices"):
         known = Prices(**{k: v for k, v in profile.raw("model", "prices").items() if v is not None})
-    prices = known or Prices()
-    prices = replace(
-        prices,
-        cache_read=prices.input if prices.cache_read is None else prices.cache_read,
-        cache_write=prices.input if prices.cache_write is None else prices.cache_write,
-    )
+    prices = _filled(known or Prices())
     for each in fields(prices):
         profile.take("model", "prices", each.name, default=getattr(prices, each.name))
     if limits.cost is not None and (prices.input is None or prices.output is None):
@@ -347,6 +363,31 @@ def _prices(profile: Effective, model: str, limits: Limits, *, local: bool) -> P
         location = ("limits", "cost") if profile.raw("limits", "cost") is not None else ("model",)
         profile.problem(location, what + "add model.prices (input and output, per million tokens), or drop the limit")
     return prices
+
+
+def _summary_prices(profile: Effective, spec: CompactionSpec, model: ModelSpec, limits: Limits) -> Prices:
+    """Prices of the model that writes summaries: the known ones, unless it is the run's own."""
+    from runner.providers.prices import lookup
+
+    name = spec.summary_model
+    if name is None or name == model.model or model.provider in LOCAL:
+        return model.prices
+    prices = lookup(name)
+    if prices is None:
+        if limits.cost is not None:
+            what = f"summary_model: limits.cost is {limits.cost:g}, but the price of {name!r} is not known: "
+            profile.problem(("compaction",), what + "use a model with known prices, or drop the limit")
+        return Prices()
+    return _filled(prices)
+
+
+def _filled(prices: Prices) -> Prices:
+    """An input price holds for cached input as well where that has none of its own."""
+    return replace(
+        prices,
+        cache_read=prices.input if prices.cache_read is None else prices.cache_read,
+        cache_write=prices.input if prices.cache_write is None else prices.cache_write,
+    )
 
 
 def read_script(profile: Effective, reader: Reader) -> tuple[JsonObject, ...]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from runner.approvals.policy import Policy
     from runner.messages import JsonObject
     from runner.permission import Mode, Trust
-    from runner.providers.base import ModelSpec
+    from runner.providers.base import ModelSpec, Prices
     from runner.providers.recording import Recording
     from runner.sandbox.base import SandboxSpec
 
@@ -90,7 +90,11 @@ class ToolsSpec:
 
 @record
 class ProfileSpec:
-    """A profile, ``extends`` merged and ``--set`` applied."""
+    """A profile, ``extends`` merged and ``--set`` applied.
+
+    Attributes:
+        summary_prices: Prices of the model that writes summaries, None if they are those of ``model``.
+    """
 
     name: str
     model: ModelSpec
@@ -104,6 +108,7 @@ class ProfileSpec:
     limits: Limits
     retry: RetrySpec
     accept_unconfined: bool = False
+    summary_prices: Prices | None = None
 
 
 @record

@@ -314,9 +314,17 @@ def test_every_file_of_a_chain_is_checked(folder: Path) -> None:
             "approvals.rulez: unknown key, did you mean 'rules'?",
         ),
         ("on_denied: ask", "3:12: on_denied: the text 'ask' is none of the choices: write 'continue' or 'abort'"),
-        ("compaction: {keep: 0.9}", "3:13: compaction: keep is not below summary_at"),
-        ("compaction: {spill_head: 50k}", "3:13: compaction: spill_head and spill_tail together are over spill_bytes"),
-        ("compaction: {prune_over: 100}", "3:13: compaction: prune_head and prune_tail together are over prune_over"),
+        ("compaction: {keep: 0.9}", "3:13: compaction: keep, 0.9, is not below summary_at, 0.8, so a summary frees"),
+        ("compaction: {keep: 0.8}", "3:13: compaction: keep, 0.8, is not below summary_at, 0.8, so a summary frees"),
+        (
+            "compaction: {spill_head: 48k}",
+            "3:13: compaction: spill_head and spill_tail keep 50000 together, which is not below spill_bytes, 50000",
+        ),
+        (
+            "compaction: {prune_over: 5120}",
+            "3:13: compaction: prune_head and prune_tail keep 5120 together, which is not below prune_over, 5120",
+        ),
+        ("compaction: {models: {m: {keep: 0.9}}}", "3:26: compaction.models.m: keep, 0.9, is not below summary_at"),
         ("compaction: {models: {m: {models: {}}}}", "3:27: compaction.models.m.models: unknown key"),
         ("artifacts: {visibility: public}", "3:25: artifacts.visibility: the text 'public' is none of the choices"),
         ("overridable: [modle]", "3:15: overridable[0]: 'modle' is no key of a profile"),
@@ -390,7 +398,10 @@ def test_a_home_that_is_no_absolute_path_stands_for_nothing(folder: Path) -> Non
             "{provider: openai, model: gpt-5, api_key_file: ws/key}",
             "model.api_key_file: lies where the agent may write",
         ),
-        ("{provider: openai, model: gpt-5, context_window: 1000}", "min_output does not fit the window of 1000 tokens"),
+        (
+            "{provider: openai, model: gpt-5, context_window: 1000}",
+            "the window of 1000 tokens does not hold the system prompt, about ",
+        ),
         ("{provider: scripted}", "model: script is missing"),
         ("{provider: scripted, script: absent.yaml}", "model.script: absent.yaml: no such file"),
     ],
@@ -446,6 +457,23 @@ def test_an_unknown_model_may_have_a_window_to_assume(folder: Path) -> None:
     assert window("model: nobody-knows, unknown_window: 64k") == 64_000
     assert window("model: gpt-4o, unknown_window: 64k") == 128_000
     assert window("model: gpt-4o, context_window: 32k, unknown_window: 64k") == 32_000
+
+
+@pytest.mark.parametrize(
+    ("keys", "images"),
+    [
+        ("model: gpt-5-mini", True),
+        ("model: gpt-5-mini, images: false", False),
+        ("model: deepseek-v4-flash", False),
+        ("model: other, context_window: 1000000", False),
+        ("model: other, context_window: 1000000, images: true", True),
+    ],
+)
+def test_images_go_to_models_that_are_known_to_take_them(folder: Path, keys: str, images: bool) -> None:
+    """Or of which the profile says so."""
+    text = f"version: 1\nmodel: {{provider: openai, base_url: 'http://127.0.0.1:1', {keys}}}\n"
+
+    assert load(folder, text).profile.model.images is images
 
 
 def test_a_cost_limit_needs_known_prices(folder: Path) -> None:
