@@ -137,19 +137,20 @@ class Lines:
         parts: list[bytes] = []
         held = 0
         for chunk in self._chunks:
-            pieces = chunk.split(b"\n")
-            rest = pieces.pop()
-            if pieces:
-                parts.append(pieces[0])
-                pieces[0] = b"".join(parts)
-                for line in pieces:
-                    self.number += 1
-                    if len(line) > MAX_READ_LINE:
-                        raise self._too_long(self.number)
-                    yield line
-                parts, held = [], 0
-            parts.append(rest)
-            held += len(rest)
+            start, end = 0, chunk.find(b"\n")  # several times as fast as split
+            while end >= 0:
+                line = chunk[start:end]
+                if held:
+                    line = b"".join((*parts, line))
+                    parts, held = [], 0
+                self.number += 1
+                if len(line) > MAX_READ_LINE:
+                    raise self._too_long(self.number)
+                yield line
+                start, end = end + 1, chunk.find(b"\n", end + 1)
+            if start < len(chunk):
+                parts.append(chunk[start:])
+                held += len(chunk) - start
             if held > MAX_READ_LINE:
                 raise self._too_long(self.number + 1)
         self.torn = held
@@ -339,7 +340,7 @@ class ChunkRow:
             raise LogError(f"event {seq} ({kind.row}): dt does not fit {kind.parts}")
         if kind.named and not (isinstance(data.get("id"), str) and isinstance(data.get("name"), str)):
             raise LogError(f"event {seq} ({kind.row}): id or name is no text")
-        if not (_TEXT.issuperset(map(type, parts)) and _INTEGER.issuperset(map(type, steps))):
+        if not (_all_text(parts) and _INTEGER.issuperset(map(type, steps))):
             raise LogError(f"event {seq} ({kind.row}): a part of {kind.parts} or dt is of the wrong type")
         self._record = record
         self.seq, self.count, self.time = seq, len(parts), time + sum(steps)
@@ -369,7 +370,16 @@ class ChunkRow:
             yield held.event()
 
 
-_TEXT, _INTEGER = frozenset((str,)), frozenset((int,))
+_INTEGER = frozenset((int,))
+
+
+def _all_text(parts: list[Any]) -> bool:
+    """Whether all are text, found out by joining them: a look at the type of each takes four times as long."""
+    try:
+        "".join(parts)
+    except TypeError:
+        return False
+    return True
 
 
 def expand(record: JsonObject) -> Iterator[HeldChunk]:

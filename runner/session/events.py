@@ -35,10 +35,11 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-_EXACT: dict[str, frozenset[type] | None] = {
-    kind: None if kind == "any" else frozenset(types) for kind, types in _KINDS.items()
+_EXACT: dict[str, frozenset[type]] = {
+    **{kind: frozenset(types) for kind, types in _KINDS.items()},
+    "any": frozenset((int, float, str, bool, dict, list, type(None))),
 }
-"""Types of a decoded JSON value of each kind; None is any of them."""
+"""Types of a decoded JSON value of each kind."""
 
 _ABSENT: Any = object()
 
@@ -86,7 +87,7 @@ class _EventMeta(type):
     that our writer always writes.
     """
 
-    READING: tuple[tuple[str, Callable[[Any, Any], None], frozenset[type] | None, bool], ...]
+    READING: tuple[tuple[str, Callable[[Any, Any], None], frozenset[type], bool], ...]
     ALWAYS: tuple[Field, ...]
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> _EventMeta:
@@ -762,20 +763,19 @@ def event_from_record(record: JsonObject) -> Event:
         return _event_with_care(record)
     if ("surfaceOp" in record) != cls.SURFACE:
         return _event_with_care(record)
-    event = cls.__new__(cls)
+    event: Event = _new(cls)
     known = 0
     for name, put, types, required in cls.READING:
         value = data.get(name, _ABSENT)
-        if value is _ABSENT or value is None:
-            if required and (value is _ABSENT or types is not None):
-                return _event_with_care(record)
-            known += value is None
-            put(event, None)
-        elif types is None or type(value) in types:
+        if type(value) in types:
             known += 1
-            put(event, value)
-        else:
+        elif required or (value is not None and value is not _ABSENT):
             return _event_with_care(record)
+        elif value is None:
+            known += 1
+        else:
+            value = None
+        put(event, value)
     event.seq, event.time = seq, time  # type: ignore[assignment]  # a foreign log may hold a fraction
     event.source_event_seqs, event.surface_op = record.get("sourceEventSeqs"), record.get("surfaceOp")
     event.extra = _rest(cls, data) if known != len(data) else None
@@ -784,6 +784,7 @@ def event_from_record(record: JsonObject) -> Event:
 
 
 _NUMBERS = frozenset((int, float))
+_new = object.__new__
 
 
 def _rest(cls: type[Event], data: JsonObject) -> JsonObject:

@@ -181,9 +181,9 @@ def _find_seed(source: SessionSource, turn: int) -> _Seed:
     seed = _Seed(turn)
     reading = Reading(source, {}, watch=seed.apply, pieces=False)
     seals = None
-    for line in reading.lines():
+    for number, _, _ in reading.lines():
         if not seed.found:
-            seed.lines = line.number + 1
+            seed.lines = number + 1
         elif seals is None:
             seals = reading.seals
         elif reading.seals > seals:

@@ -14,7 +14,7 @@ import struct
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, LogError
 from runner.session import codec
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from runner.messages import JsonObject
     from runner.session.events import Event
 
+    Line = tuple[int, bytes, JsonObject]
+    """One whole line: its number from 1, its bytes without the newline, its JSON object."""
+
 MANIFEST_NAME = "manifest.json"
 EXPORTED_LOG = "session.jsonl"
 
@@ -41,14 +44,6 @@ _MAX_DIRECTORY = 16 * 1024 * 1024
 _MAX_MEMBERS = 100_000
 _BOMB_RATIO = 200
 _BOMB_BYTES = 1024 * 1024 * 1024
-
-
-class Line(NamedTuple):
-    """One whole line: its number from 1, its bytes without the newline, its JSON object."""
-
-    number: int
-    data: bytes
-    record: JsonObject
 
 
 class Files:
@@ -131,8 +126,8 @@ class SessionSource:
         self.directory = directory
         self.dropped: str | None = None
         self._member = member
-        for line in self.lines():
-            self.header = line.record
+        for _, _, header in self.lines():
+            self.header = header
             return
         raise LogError(f"{self.name}: empty, or cut off inside its header")
 
@@ -166,12 +161,11 @@ class SessionSource:
         """
         number = 0
         try:
-            for data in self.raw_lines():
-                number += 1
+            for number, data in enumerate(self.raw_lines(), 1):
                 record = codec.decode_line(data)
                 if number == 1:
                     check_header(record)
-                yield Line(number, data, record)
+                yield number, data, record
         except LogError as error:
             raise self.located(error, number) from None
 
@@ -196,11 +190,10 @@ class SessionSource:
         """
         number, seq = 0, 0
         try:
-            for line in self.lines():
-                number = line.number
+            for number, _, record in self.lines():
                 if number == 1:
                     continue
-                event = codec.read_record(line.record, first=seq)
+                event = codec.read_record(record, first=seq)
                 if isinstance(event, codec.ChunkRow):
                     seq += event.count
                 else:

@@ -9,6 +9,7 @@ partial edits; only ``expect`` finds a full rewrite. No effect on the prefix cac
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 import orjson
@@ -167,10 +168,11 @@ class Reading:
         self.artifacts: dict[str, ArtifactWritten] = {}
         self._pieces = pieces
         self._watch = watch
-        self._seed = source.header.get("seedLength", 0)
         self._bodies = BodyCheck(dialects)
         self._source = source
         self._chained = is_chained(source.header)
+        self._seed = source.header.get("seedLength", 0) if self._chained else 0
+        self._lines = self._events = 0
         self._hash = hashlib.sha256()
         self._structure = Structure()
         self._surface = Surface()
@@ -196,22 +198,21 @@ class Reading:
         try:
             with self._bodies:
                 for line in self._source.lines():
-                    self._result.lines = line.number
                     self._line(line)
                     yield line
                 self._check_seed()
         except LogError as error:
-            raise self._source.located(error, self._result.lines) from None
+            raise self._source.located(error, self._lines) from None
 
     def _check_seed(self) -> None:
-        if self._chained and self._result.events < self._seed:
+        if self._events < self._seed:
             raise LogError("the log ends inside what it took over from its parent")
 
     def run(self) -> Verification:
         """Check all lines; the result says nothing yet of what lies beside the log."""
         result = self._result
-        for _ in self.lines():
-            pass
+        deque(self.lines(), maxlen=0)
+        result.lines, result.events = self._lines, self._events
         result.dropped = self._source.dropped
         result.digest = self._hash.hexdigest()
         result.turns, result.steps = self._structure.turns, self._structure.steps
@@ -220,18 +221,19 @@ class Reading:
         return result
 
     def _line(self, line: Line) -> None:
-        if line.number > 1:
-            event = codec.read_record(line.record, first=self._result.events)
+        self._lines, data, record = line
+        if self._lines > 1:
+            event = codec.read_record(record, first=self._events)
             if isinstance(event, codec.ChunkRow):
                 self._row(event)
             else:
-                self._event(event, line)
-        self._hash.update(line.data)
+                self._event(event, data)
+        self._hash.update(data)
         self._hash.update(b"\n")
 
     def _row(self, row: codec.ChunkRow) -> None:
-        self._result.events += row.count
-        if self._chained and row.seq < self._seed <= row.seq + row.count:
+        self._events += row.count
+        if row.seq < self._seed <= self._events:
             raise self._no_seed_end(self._seed - 1)
         self._structure.apply(row)
         self._end = ""
@@ -239,18 +241,18 @@ class Reading:
             for event in row.events():
                 self._watch(event)
 
-    def _event(self, event: Event, line: Line) -> None:
-        self._result.events += 1
+    def _event(self, event: Event, line: bytes) -> None:
+        self._events += 1
         kind = type(event)
         if self._chained:
-            if kind in _OWN_RULES or event.seq == self._seed - 1:
+            if kind in _OWN_RULES or self._events == self._seed:
                 self._own_rules(event)
             else:
                 self._end = ""
         span = self._surface.apply(event)
         self._structure.apply(event)
         if kind in BodyCheck.KINDS:
-            self._bodies.apply(event, len(line.data), span)
+            self._bodies.apply(event, len(line), span)
         elif isinstance(event, LogSeal):
             self._seal(event, line)
         elif isinstance(event, ArtifactWritten):
@@ -279,19 +281,19 @@ class Reading:
     def _no_seed_end(self, seq: int) -> LogError:
         return LogError(f"event {seq}: the seed of {self._seed} events must end with session/end-seed")
 
-    def _seal(self, event: LogSeal, line: Line) -> None:
+    def _seal(self, event: LogSeal, line: bytes) -> None:
         if not self._chained:
             raise LogError("a seal stands in a log whose header has no chain")
         start = codec.seal_start(seq=event.seq, time=event.time, lines=event.lines)
-        if line.data + b"\n" != start + event.sha256.encode() + codec.SEAL_END or event.lines != line.number - 1:
+        if line + b"\n" != start + event.sha256.encode() + codec.SEAL_END or event.lines != self._lines - 1:
             raise LogError("the seal is not in its form, or counts the wrong number of lines")
         sealed = self._hash.copy()
         sealed.update(start)
         if sealed.hexdigest() != event.sha256:
             since = (self._result.last_seal_line or 0) + 1
-            raise LogError(f"the seal does not fit: a line from {since} to {line.number} is not as it was written")
+            raise LogError(f"the seal does not fit: a line from {since} to {self._lines} is not as it was written")
         self._result.seals += 1
-        self._result.last_seal_line = line.number
+        self._result.last_seal_line = self._lines
 
     def _state(self) -> str:
         if self._structure.turn is not None:

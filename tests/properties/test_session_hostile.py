@@ -46,7 +46,7 @@ def logs() -> list[list[dict[str, Any]]]:
             session.turn(steps=2)
             session.end()
         sources = [open_session(str(path)) for path in sorted(GOLDEN.iterdir()) if path.suffix != ".md"]
-        return [[line.record for line in source.lines()] for source in [*sources, open_session(folder)]]
+        return [[record for _, _, record in source.lines()] for source in [*sources, open_session(folder)]]
 
 
 def spoiled(seed: int) -> bytes:
@@ -159,7 +159,7 @@ def refusal_of(read: Callable[[], object]) -> RunnerError | None:
 @functools.cache
 def records_of(name: str) -> list[dict[str, Any]]:
     """The lines of a golden log of ours."""
-    return [line.record for line in open_session(str(OURS / name)).lines()]
+    return [record for _, _, record in open_session(str(OURS / name)).lines()]
 
 
 @settings(max_examples=40, deadline=None)

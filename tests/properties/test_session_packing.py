@@ -78,10 +78,10 @@ def test_rows_of_real_logs_round_trip_byte_for_byte(name: str) -> None:
     """Each packed row dsh wrote, expanded and packed by us, is the line dsh wrote."""
     source = open_session(str(GOLDEN / name))
     rows = 0
-    for line in source.lines():
-        if "seq0" in line.record:
-            (again,) = codec.pack(list(codec.expand(line.record)))
-            assert codec.encode_line(again) == line.data + b"\n"
+    for _, data, record in source.lines():
+        if "seq0" in record:
+            (again,) = codec.pack(list(codec.expand(record)))
+            assert codec.encode_line(again) == data + b"\n"
             rows += 1
 
     assert rows > 0 or name == "http500-retries.jsonl"
@@ -92,10 +92,10 @@ def test_lines_of_real_logs_round_trip_byte_for_byte(name: str) -> None:
     """A line that stands for one event is written back as it was, unless its optional fields stand elsewhere."""
     source = open_session(str(GOLDEN / name))
     seq = 0
-    for line in source.lines():
-        assert codec.encode_line(line.record) == line.data + b"\n"
-        if line.number > 1:
-            events = list(codec.events_of(line.record, first=seq))
+    for number, data, record in source.lines():
+        assert codec.encode_line(record) == data + b"\n"
+        if number > 1:
+            events = list(codec.events_of(record, first=seq))
             seq += len(events)
             if len(events) == 1:
-                assert events[0].record() == line.record
+                assert events[0].record() == record
