@@ -191,7 +191,7 @@ class Generator:
 
     def _request(self) -> None:
         for message in self._projection.messages[self._sent :]:
-            fragment = b"," + self._dialect.fragment(message)
+            fragment = b"," + b",".join(self._dialect.fragments([message]))
             self._hash.update(fragment)
             self._held += len(fragment)
         self._sent = len(self._projection.messages)
@@ -344,7 +344,7 @@ class Generator:
         held = 0
         while held < _KEEP and kept > 3:
             kept -= 1
-            held += len(self._dialect.fragment(self._projection.messages[kept]))
+            held += len(b",".join(self._dialect.fragments([self._projection.messages[kept]])))
         while kept > 3 and isinstance(nodes[kept], ev.ToolResult):
             kept -= 1  # a call and its results stay together
         seqs = [node.seq for node in nodes[1:kept]]

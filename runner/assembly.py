@@ -25,6 +25,7 @@ from runner.hooks.retry import RetryHook
 from runner.providers.prices import cost_of
 from runner.providers.redacting import RedactingProvider
 from runner.session.events import Redaction
+from runner.session.media import MediaStore
 from runner.tools.builtin.files import EditFile, ReadFile, WriteFile
 from runner.tools.builtin.finding import ReportFinding
 from runner.tools.builtin.patch import ApplyPatch
@@ -74,7 +75,9 @@ def call_config(model: ModelSpec) -> JsonObject:
     return config
 
 
-def build_registry(spec: RunSpec, executor: Executor, spill: Spill, store: SpillStore, state: Path) -> Registry:
+def build_registry(
+    spec: RunSpec, executor: Executor, spill: Spill, store: SpillStore, media: MediaStore, state: Path
+) -> Registry:
     """The built-in tools with the profile's masks.
 
     Raises:
@@ -83,7 +86,7 @@ def build_registry(spec: RunSpec, executor: Executor, spill: Spill, store: Spill
     registry = Registry(
         [
             Shell(executor, overflow=str(state / "overflow")),
-            ReadFile(executor, page_bytes=spill.page_bytes, spill=store.read),
+            ReadFile(executor, page_bytes=spill.page_bytes, spill=store.read, keep_image=media.write),
             WriteFile(executor),
             EditFile(executor),
             ApplyPatch(executor),
@@ -148,7 +151,8 @@ def build_agent(
         redactor=redactor,
         cancelled=lambda: cancellation.cancelled,
     )
-    registry = build_registry(spec, executor, spill, store, state)
+    media = MediaStore(str(directory))
+    registry = build_registry(spec, executor, spill, store, media, state)
     redacting = RedactingProvider(
         provider, redactor, report=lambda count: log.append(Redaction(kind="secret", count=count, where="answer"))
     )
@@ -225,6 +229,7 @@ def build_agent(
         summary_cost_of=lambda usage: cost_of(usage, profile.summary_prices or model.prices),
         attempts=profile.retry.attempts,
         paranoid=paranoid,
+        media=media.read,
     )
     prompts = _prompts(spec, executor, redactor, new_id, [tool["name"] for tool in offered])
     if notice is None:

@@ -21,6 +21,7 @@ from runner.providers.assemble import ResponseAssembler
 from runner.record import record
 from runner.session import events as ev
 from runner.session import tokens
+from runner.session.media import no_media
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from runner.messages import Block, JsonObject, Message, RequestHeader, ToolCallBlock, ToolSchema, Usage
     from runner.providers.base import Provider
     from runner.session.log import SessionLog
+    from runner.session.media import Media
 
 _TOKEN_STEP = 2_000
 """Where there is not even room for ``steady_output``, ``maxTokens`` is lowered in steps of this size."""
@@ -136,6 +138,7 @@ class Loop:
         summary_cost_of: The same for summaries, which another model may write.
         attempts: Most attempts of one request, as the retry hook knows it; for the log.
         paranoid: Compare every request with its rebuild.
+        media: Gives the bytes of the session's images.
     """
 
     def __init__(
@@ -162,6 +165,7 @@ class Loop:
         summary_cost_of: Callable[[Usage], float | None] | None = None,
         attempts: int = 1,
         paranoid: bool = False,
+        media: Media = no_media,
     ) -> None:
         self.inbox = inbox
         self.projection = past.projection
@@ -192,7 +196,8 @@ class Loop:
         self._summary_rates = _Rates(summary_cost_of or cost_of)
         self._attempts = attempts
         self._paranoid = paranoid
-        self._body = RequestBody(provider.dialect)
+        self._media = media
+        self._body = RequestBody(provider.dialect, media)
         self._header: RequestHeader | None = None
         self._first_header = "initial" if past.header is None else "resume"
         self._surface_events = past.surface
@@ -483,7 +488,7 @@ class Loop:
         body = self._body.update(header, self.projection)
         due = self._rebuild_due or self._paranoid or self.step & (self.step - 1) == 0
         if due or self.projection.generation != self._checked_generation:
-            check_rebuild(body, self._provider.dialect, header, self._surface_events)
+            check_rebuild(body, self._provider.dialect, header, self._surface_events, self._media)
             self._rebuild_due, self._checked_generation = False, self.projection.generation
         answered = self._call_model("main", body)
         assembler = answered.assembler
@@ -608,7 +613,7 @@ class Loop:
             config = {**header["config"], "maxTokens": int(reservation.granted), "toolChoice": "none"}
             if model is not None:
                 config["model"] = model
-            body = Body.of(self._provider.dialect.whole({**header, "config": config}, messages))
+            body = Body.of(self._provider.dialect.whole({**header, "config": config}, messages, self._media))
             answered = self._call_model("summary", body)
             self._stop_if_cancelled()
             assembler = answered.assembler

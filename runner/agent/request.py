@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from runner.messages import RequestHeader
     from runner.providers.base import Dialect
     from runner.session.events import Event
+    from runner.session.media import Media
     from runner.session.projection import Projection
 
 
@@ -36,8 +37,9 @@ class Body(NamedTuple):
 class RequestBody:
     """The kept bytes of one conversation under one header."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: Dialect, media: Media) -> None:
         self._dialect = dialect
+        self._media = media
         self._header: RequestHeader | None = None
         self._kept = bytearray()
         self._hash = hashlib.sha256()
@@ -51,29 +53,28 @@ class RequestBody:
             self._kept = bytearray(self._dialect.open(header))
             self._hash = hashlib.sha256(self._kept)
         messages = projection.messages
-        for index in range(self._messages, len(messages)):
-            fragment = self._dialect.fragment(messages[index])
-            if fragment:
-                self._kept += b"," + fragment
-                self._hash.update(b"," + fragment)
+        for fragment in self._dialect.fragments(messages[self._messages :], self._media):
+            self._kept += b"," + fragment
+            self._hash.update(b",")
+            self._hash.update(fragment)
         self._messages = len(messages)
         whole = self._hash.copy()
         whole.update(self._dialect.close)
         return Body(b"".join((self._kept, self._dialect.close)), whole.hexdigest())
 
 
-def whole_body(dialect: Dialect, header: RequestHeader, events: Sequence[Event]) -> Body:
+def whole_body(dialect: Dialect, header: RequestHeader, events: Sequence[Event], media: Media) -> Body:
     """The body rebuilt from events alone: folded anew, serialised anew, nothing kept is used."""
-    return Body.of(dialect.whole(header, derive_messages(events)))
+    return Body.of(dialect.whole(header, derive_messages(events), media))
 
 
-def check_rebuild(body: Body, dialect: Dialect, header: RequestHeader, events: Sequence[Event]) -> None:
+def check_rebuild(body: Body, dialect: Dialect, header: RequestHeader, events: Sequence[Event], media: Media) -> None:
     """Compare a body about to be sent with its rebuild from the log's events.
 
     Raises:
         InternalError: They differ; nothing may be sent.
     """
-    rebuilt = whole_body(dialect, header, events)
+    rebuilt = whole_body(dialect, header, events, media)
     if rebuilt.sha256 != body.sha256:
         at = next(
             (i for i, (a, b) in enumerate(zip(body.data, rebuilt.data, strict=False)) if a != b),

@@ -134,10 +134,15 @@ def request(session: str, *, step: int, attempt: int | None, as_json: bool) -> N
     """Print the body of the model request of a step, byte for byte as it was sent."""
     import orjson
 
+    from runner.session.media import media_of
     from runner.session.rebuild import request_body
     from runner.session.store import open_session
 
-    sent = request_body(open_session(session).whole_events(), step=step, attempt=attempt, dialects=_dialects())
+    source = open_session(session)
+    with source.files() as files:
+        sent = request_body(
+            source.whole_events(), step=step, attempt=attempt, dialects=_dialects(), media=media_of(files)
+        )
     if as_json:
         _print_json({**sent.event.data(), "body": orjson.loads(sent.data)})
     else:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from runner.errors import StorageError
 from runner.messages import text_of
-from runner.session.tokens import cautious
+from runner.session.tokens import IMAGE_TOKENS, cautious
 from runner.tools.output import escape_chunks, file_stem, is_clean
 from runner.tools.pipeline import Finalized
 
@@ -190,17 +190,31 @@ class Spill:
                 redactions += count
                 block = {"type": "text", "text": text}  # noqa: PLW2901  # the raw text must not be used any more
             blocks.append(block)
+        blocks = self._bounded_images(blocks)
+        shown = sum(block["bytes"] for block in blocks if block["type"] == "image")
         whole = text_of(blocks)
         size, tokens = len(whole.encode("utf-8", "backslashreplace")), cautious(whole)
         if size <= SMALL or (size <= self._spec.spill_bytes and tokens <= min(self._window // 8, self._left)):
             self._left -= tokens
-            return Finalized(blocks, size, redactions=redactions)
+            return Finalized(blocks, size + shown, redactions=redactions)
         name, spill = self._store.write(call_id, [whole])
         ends = _ends_of([whole], self._spec.spill_head, self._spec.spill_tail)
         cut = self._cut(name, ends)
         kept: list[TextBlock | ImageBlock] = [{"type": "text", "text": cut}]
         kept += [block for block in blocks if block["type"] != "text"]
-        return Finalized(kept, size, truncated=True, spill=spill, redactions=redactions)
+        return Finalized(kept, size + shown, truncated=True, spill=spill, redactions=redactions)
+
+    def _bounded_images(self, blocks: list[TextBlock | ImageBlock]) -> list[TextBlock | ImageBlock]:
+        """The blocks, without images for which the step has no room left; a text says so."""
+        kept: list[TextBlock | ImageBlock] = []
+        for block in blocks:
+            if block["type"] == "text" or self._left >= IMAGE_TOKENS:
+                self._left -= IMAGE_TOKENS if block["type"] == "image" else 0
+                kept.append(block)
+            else:
+                text = f"[{block['mediaType']} left out: the results of this step are too long; read it in a later one]"
+                kept.append({"type": "text", "text": text})
+        return kept
 
     def _finalize_file(self, call_id: str, content: Sequence[TextBlock | ImageBlock], overflow: str) -> Finalized:
         """The same for an output that was never held whole: read, redacted and written in one pass."""

@@ -104,6 +104,10 @@ class ModelSection(Section):
     tool_choice: Literal["auto", "required", "none"] | None = None
     """Whether the model may, must or must not call tools. Absent: the endpoint's own."""
 
+    images: bool | None = None
+    """Whether the model takes images: those that `read_file` finds are then sent to it, otherwise only named.
+    Absent: true for models that are known to take them."""
+
     proxy: Proxy | None = None
     """HTTP proxy for the requests to the model. A password in it is kept out of logs and reports."""
 

@@ -237,6 +237,8 @@ def _model(
     for key, value in (("provider", provider), ("model", name)):
         if value is None:
             profile.problem((section,), f"{key} is missing: add model.{key}")
+    from runner.providers.prices import takes_images
+
     defaults = ModelSpec(provider=provider or "", model=name or "")
     base_url = profile.take(section, "base_url", default=None if local else DEFAULT_BASE_URL)
     key_file = profile.raw(section, "api_key_file")
@@ -277,6 +279,7 @@ def _model(
         replay=replay,
         replay_normalise=patterns,
         prices=_prices(profile, defaults.model, limits, local=local),
+        images=profile.take(section, "images", default=not local and takes_images(defaults.model)),
         max_output_tokens=profile.take(
             section,
             "max_output_tokens",

@@ -40,7 +40,7 @@ SETTINGS: Final[Mapping[str, Any]] = {
 }
 """Section of a model → settings with the defaults of its keys, under the same names."""
 
-_DEPENDS: Final = {"ModelSection.context_window"}
+_DEPENDS: Final = {"ModelSection.context_window", "ModelSection.images"}
 """Keys whose default depends on other keys; their description says how."""
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from runner.record import field, record
+from runner.session.media import no_media
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from runner.cancellation import Cancellation
     from runner.messages import Chunk, Message, RequestHeader
+    from runner.session.media import Media
 
 
 @record
@@ -41,6 +43,7 @@ class ModelSpec:
     max_output_tokens: int = 32_000
     temperature: float | None = None
     tool_choice: str | None = None
+    images: bool = False
     proxy: str | None = None
     first_token: float = 60.0
     idle: float = 120.0
@@ -53,9 +56,10 @@ class ModelSpec:
 class Dialect(Protocol):
     """How one API writes a request body. Pure: the same input gives the same bytes.
 
-    ``open(header) + b",".join(fragments) + CLOSE`` is the body; a fragment is one or more
-    comma-joined JSON values. ``whole`` builds the same body by one serialisation of one value
+    ``open(header)``, each fragment with a comma before it, and ``close`` are the body; a fragment is one or
+    more comma-joined JSON values. ``whole`` builds the same body by one serialisation of one value
     and shares no code with the fragments' joining, so that the two can be compared.
+    ``media`` gives the bytes of images.
     """
 
     name: str
@@ -65,11 +69,15 @@ class Dialect(Protocol):
         """Everything up to and including the system message, no comma behind it."""
         ...
 
-    def fragment(self, message: Message) -> bytes:
-        """The bytes of one message; empty when the API takes nothing of it."""
+    def fragments(self, messages: Iterable[Message], media: Media = no_media) -> Iterator[bytes]:
+        """The bytes of the messages that a request has beyond the one before; a message may have none.
+
+        The results of one step come together in one call, so that what belongs behind the last of them can be
+        put there.
+        """
         ...
 
-    def whole(self, header: RequestHeader, messages: Sequence[Message]) -> bytes:
+    def whole(self, header: RequestHeader, messages: Sequence[Message], media: Media = no_media) -> bytes:
         """The whole body, serialised anew."""
         ...
 

@@ -7,6 +7,7 @@ What servers do differently is data (``Compat``), and the dialect's name says wh
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
@@ -20,14 +21,16 @@ from runner.messages import text_of
 from runner.providers.address import address_problem, call_hint, masked
 from runner.providers.faults import failure
 from runner.record import record
+from runner.session.media import no_media
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from runner.cancellation import Cancellation
-    from runner.messages import Chunk, JsonObject, Message, RequestHeader, Usage
+    from runner.messages import Chunk, ImageBlock, JsonObject, Message, RequestHeader, Usage
     from runner.providers.base import Dialect, ModelSpec
     from runner.providers.http import Answer, HttpClient
+    from runner.session.media import Media
 
 OPENAI_URL = "https://api.openai.com/v1"
 """Where requests go when the profile names no ``base_url``."""
@@ -56,24 +59,29 @@ class Compat:
         max_tokens: Key of the limit on the answer's length.
         stream_usage: Whether ``stream_options`` may ask for usage.
         reasoning: Keys of a delta that may hold reasoning, the first one present counts.
+        images: Whether images are sent; without, they are named in the text.
     """
 
     max_tokens: str = "max_tokens"
     stream_usage: bool = True
     reasoning: tuple[str, ...] = ("reasoning_content", "reasoning")
+    images: bool = False
 
 
 COMPATS: dict[str, Compat] = {
     "openai-chat": Compat(),
     "openai-chat:openai": Compat(max_tokens="max_completion_tokens"),
+    "openai-chat+images": Compat(images=True),
+    "openai-chat:openai+images": Compat(max_tokens="max_completion_tokens", images=True),
 }
 """By dialect name. The name stands in the log, so that old requests can be written again."""
 
 
-def dialect_for(base_url: str | None) -> str:
-    """Name of the dialect that the server at ``base_url`` speaks."""
+def dialect_for(base_url: str | None, *, images: bool = False) -> str:
+    """Name of the dialect that the server at ``base_url`` speaks, to a model that takes images or does not."""
     host = re.match(r"https?://([^/:]+)", base_url or OPENAI_URL)
-    return "openai-chat:openai" if host is not None and host[1].lower() == "api.openai.com" else "openai-chat"
+    name = "openai-chat:openai" if host is not None and host[1].lower() == "api.openai.com" else "openai-chat"
+    return f"{name}+images" if images else name
 
 
 # --- writing requests ------------------------------------------------------------------------------
@@ -95,15 +103,51 @@ class ChatDialect:
         settings = orjson.dumps(self._settings(header))
         return settings[:-1] + b',"messages":[' + orjson.dumps(_system(header))
 
-    def fragment(self, message: Message) -> bytes:
-        """One message; results of several calls become one wire message each."""
-        return b",".join(map(orjson.dumps, _wire(message)))
+    def fragments(self, messages: Iterable[Message], media: Media = no_media) -> Iterator[bytes]:
+        """The messages; results of several calls become one wire message each."""
+        return map(orjson.dumps, self._wire(messages, media))
 
-    def whole(self, header: RequestHeader, messages: Sequence[Message]) -> bytes:
+    def whole(self, header: RequestHeader, messages: Sequence[Message], media: Media = no_media) -> bytes:
         """The body of a request for ``messages``."""
         body = self._settings(header)
-        body["messages"] = [_system(header), *(part for message in messages for part in _wire(message))]
+        body["messages"] = [_system(header), *self._wire(messages, media)]
         return orjson.dumps(body)
+
+    def _wire(self, messages: Iterable[Message], media: Media) -> Iterator[JsonObject]:
+        """The messages of the API, images of results behind the last result that stands beside theirs.
+
+        The API takes only text in a result, and nothing else between the results of one answer's calls.
+        """
+        if not self.compat.images:
+            for message in messages:
+                yield from _wire(message)
+            return
+        shown: list[JsonObject] = []
+        for message in messages:
+            results = [block for block in message["content"] if block["type"] == "tool-result"]
+            if shown and not results:
+                yield {"role": "user", "content": shown}
+                shown = []
+            if message["role"] == "assistant":
+                yield _assistant(message)
+                continue
+            for block in results:
+                text = _text(block["content"], images="in the message behind the results")
+                yield {"role": "tool", "tool_call_id": block["toolCallId"], "content": text}
+                for number, image in enumerate(each for each in block["content"] if each["type"] == "image"):
+                    title = f"Image {number + 1} of the result of {block['toolCallId']}:"
+                    shown += [{"type": "text", "text": title}, _image(image, media)]
+            rest: list[Any] = [block for block in message["content"] if block["type"] != "tool-result"]
+            if any(block["type"] == "image" for block in rest):
+                parts = [
+                    _image(block, media) if block["type"] == "image" else {"type": "text", "text": _text([block])}
+                    for block in rest
+                ]
+                yield {"role": "user", "content": parts}
+            elif rest:
+                yield {"role": "user", "content": _text(rest)}
+        if shown:
+            yield {"role": "user", "content": shown}
 
     def _settings(self, header: RequestHeader) -> JsonObject:
         config = header["config"]
@@ -169,12 +213,17 @@ def _assistant(message: Message) -> JsonObject:
     return {"role": "assistant", "content": text or None, "tool_calls": calls}
 
 
-def _text(content: Sequence[Any]) -> str:
-    """Text of blocks; an image this adapter cannot send is named, so that the model knows of it."""
+def _image(block: ImageBlock, media: Media) -> JsonObject:
+    data = base64.b64encode(media(block)).decode("ascii")
+    return {"type": "image_url", "image_url": {"url": f"data:{block['mediaType']};base64,{data}"}}
+
+
+def _text(content: Sequence[Any], *, images: str = "not shown") -> str:
+    """Text of blocks; an image is named, with where it is, so that the model knows of it."""
     return "\n".join(
         block["text"]
         if block["type"] == "text"
-        else f"[{block['type']} {block.get('mediaType', '')} of {block.get('bytes', 0)} bytes, not shown]"
+        else f"[{block['type']} {block.get('mediaType', '')} of {block.get('bytes', 0)} bytes, {images}]"
         for block in content
     )
 
@@ -513,7 +562,7 @@ class OpenAIChatProvider:
         _check_address(spec.base_url or OPENAI_URL, "model.base_url")
         if spec.proxy is not None:
             _check_address(spec.proxy, "model.proxy")
-        dialect = ChatDialect(dialect_for(spec.base_url))
+        dialect = ChatDialect(dialect_for(spec.base_url, images=spec.images))
         self.dialect: Dialect = dialect
         self._compat = dialect.compat
         self.answered_model: str | None = None

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 class _Model(NamedTuple):
     window: int
     prices: Prices | None = None
+    images: bool = False
 
 
 def _usd(input_: float, cache_read: float, output: float) -> Prices:
@@ -29,14 +30,14 @@ def _usd(input_: float, cache_read: float, output: float) -> Prices:
 _MODELS = {
     "deepseek-v4-flash": _Model(1_000_000),
     "deepseek-v4-pro": _Model(1_000_000),
-    "gpt-4.1": _Model(1_047_576, _usd(2.0, 0.5, 8.0)),
-    "gpt-4.1-mini": _Model(1_047_576, _usd(0.4, 0.1, 1.6)),
-    "gpt-4.1-nano": _Model(1_047_576, _usd(0.1, 0.025, 0.4)),
-    "gpt-4o": _Model(128_000, _usd(2.5, 1.25, 10.0)),
-    "gpt-4o-mini": _Model(128_000, _usd(0.15, 0.075, 0.6)),
-    "gpt-5": _Model(272_000, _usd(1.25, 0.125, 10.0)),
-    "gpt-5-mini": _Model(272_000, _usd(0.25, 0.025, 2.0)),
-    "gpt-5-nano": _Model(272_000, _usd(0.05, 0.005, 0.4)),
+    "gpt-4.1": _Model(1_047_576, _usd(2.0, 0.5, 8.0), images=True),
+    "gpt-4.1-mini": _Model(1_047_576, _usd(0.4, 0.1, 1.6), images=True),
+    "gpt-4.1-nano": _Model(1_047_576, _usd(0.1, 0.025, 0.4), images=True),
+    "gpt-4o": _Model(128_000, _usd(2.5, 1.25, 10.0), images=True),
+    "gpt-4o-mini": _Model(128_000, _usd(0.15, 0.075, 0.6), images=True),
+    "gpt-5": _Model(272_000, _usd(1.25, 0.125, 10.0), images=True),
+    "gpt-5-mini": _Model(272_000, _usd(0.25, 0.025, 2.0), images=True),
+    "gpt-5-nano": _Model(272_000, _usd(0.05, 0.005, 0.4), images=True),
 }
 
 FREE = Prices(input=0.0, cache_read=0.0, cache_write=0.0, output=0.0)
@@ -53,6 +54,12 @@ def known_window(model: str) -> int | None:
     """Context window of ``model`` in tokens; None if it is not known."""
     found = _MODELS.get(model)
     return None if found is None else found.window
+
+
+def takes_images(model: str) -> bool:
+    """Whether ``model`` is known to take images."""
+    found = _MODELS.get(model)
+    return found is not None and found.images
 
 
 def cost_of(usage: Usage, prices: Prices) -> float | None:

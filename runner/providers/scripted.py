@@ -15,14 +15,16 @@ from runner.errors import ProviderError
 from runner.figures import counted
 from runner.messages import text_of
 from runner.providers.faults import failure
+from runner.session.media import no_media
 from runner.session.tokens import estimate_content, estimate_message, estimate_system, estimate_tools
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from runner.cancellation import Cancellation
     from runner.messages import Block, Chunk, JsonObject, Message, RequestHeader, Usage
     from runner.providers.base import Dialect
+    from runner.session.media import Media
 
 PIECE_CHARACTERS = 32
 """Length of the deltas a text is cut into."""
@@ -38,12 +40,14 @@ class ScriptedDialect:
         """The header; the system prompt stands as the first element of ``messages``, like elsewhere."""
         return orjson.dumps(_settings(header))[:-1] + b',"messages":[' + orjson.dumps(_system(header))
 
-    def fragment(self, message: Message) -> bytes:
-        """One message, unchanged."""
-        return orjson.dumps(message)
+    def fragments(self, messages: Iterable[Message], media: Media = no_media) -> Iterator[bytes]:
+        """The messages, unchanged: images stay names."""
+        del media
+        return map(orjson.dumps, messages)
 
-    def whole(self, header: RequestHeader, messages: Sequence[Message]) -> bytes:
+    def whole(self, header: RequestHeader, messages: Sequence[Message], media: Media = no_media) -> bytes:
         """The body of a request for ``messages``."""
+        del media
         return orjson.dumps({**_settings(header), "messages": [_system(header), *messages]})
 
 

@@ -24,6 +24,7 @@ from runner.session.events import (
     ToolResult,
     UserMessage,
 )
+from runner.session.media import MissingMediaError, no_media
 from runner.session.projection import derive_messages, message_of
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from runner.messages import Message, RequestHeader
     from runner.session.events import Event
+    from runner.session.media import Media
     from runner.session.surface import Span
 
 _IN_MEMORY = 8 * 1024 * 1024
@@ -49,11 +51,11 @@ class BodyDialect(Protocol):
         """What begins a body, system message included."""
         ...
 
-    def fragment(self, message: Message) -> bytes:
-        """The bytes of one message, empty if the API takes nothing of it."""
+    def fragments(self, messages: Iterable[Message], media: Media) -> Iterator[bytes]:
+        """The bytes of the messages that a request has beyond the one before."""
         ...
 
-    def whole(self, header: RequestHeader, messages: Sequence[Message]) -> bytes:
+    def whole(self, header: RequestHeader, messages: Sequence[Message], media: Media) -> bytes:
         """The whole body, serialised anew."""
         ...
 
@@ -76,7 +78,8 @@ class BodyCheck:
     KINDS = frozenset((UserMessage, AssistantMessage, ToolResult, RequestHeaderEvent, RequestSent))
     """Events that count; others need not be given."""
 
-    def __init__(self, dialects: Mapping[str, BodyDialect]) -> None:
+    def __init__(self, dialects: Mapping[str, BodyDialect], media: Media = no_media) -> None:
+        self._media = media
         self.checked = 0
         self.not_checked = 0
         self._dialects = dialects
@@ -125,6 +128,10 @@ class BodyCheck:
             raise LogError(f"event {event.seq} (request/sent): no request/header stands before it")
         try:
             self._compare(event, dialect, self._header)
+        except MissingMediaError:
+            self._hashed = None
+            self.not_checked += 1
+            return
         except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
             raise LogError(f"event {event.seq} (request/sent): its body cannot be rebuilt: {error!r}") from error
         self.checked += 1
@@ -137,23 +144,27 @@ class BodyCheck:
             self._dialect, self._hashed = dialect, 0
             self._hash, self._bytes = hashlib.sha256(opening), len(opening)
         every = list(self._store.read(0)) if thorough else None
-        for message in self._store.read(self._hashed or 0) if every is None else every[self._hashed :]:
-            fragment = dialect.fragment(message)
-            if fragment:
-                self._hash.update(b",")
-                self._hash.update(fragment)
-                self._bytes += len(fragment) + 1
+        new = self._store.read(self._hashed or 0) if every is None else every[self._hashed :]
+        for fragment in dialect.fragments(new, self._media):
+            self._hash.update(b",")
+            self._hash.update(fragment)
+            self._bytes += len(fragment) + 1
         self._hashed = len(self._store)
         body = self._hash.copy()
         body.update(dialect.close)
         _require_same(event, body.hexdigest(), self._bytes + len(dialect.close))
         if every is not None:
-            data = dialect.whole(header, every)
+            data = dialect.whole(header, every, self._media)
             _require_same(event, hashlib.sha256(data).hexdigest(), len(data))
 
 
 def request_body(
-    events: Iterable[Event], *, step: int, attempt: int | None, dialects: Mapping[str, BodyDialect]
+    events: Iterable[Event],
+    *,
+    step: int,
+    attempt: int | None,
+    dialects: Mapping[str, BodyDialect],
+    media: Media = no_media,
 ) -> SentBody:
     """The body of the main request of the ``step``-th step, rebuilt and compared with what was sent.
 
@@ -162,6 +173,7 @@ def request_body(
         step: Which ``step/start`` of the session, from 1.
         attempt: Which attempt, from 1; None is the last one.
         dialects: Dialects by name.
+        media: Gives the bytes of images.
 
     Raises:
         ConfigError: CONFIG_INVALID, there is no such step or attempt.
@@ -195,7 +207,7 @@ def request_body(
     if dialect is None or header is None:
         raise LogError(f"event {sent.seq} (request/sent): no dialect {sent.dialect!r}, or no request/header before it")
     try:
-        data = dialect.whole(header, derive_messages(before[:length]))
+        data = dialect.whole(header, derive_messages(before[:length]), media)
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise LogError(f"event {sent.seq} (request/sent): its body cannot be rebuilt: {error!r}") from error
     _require_same(sent, hashlib.sha256(data).hexdigest(), len(data))

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 OVERHEAD = 4
 """Tokens that each block, message, system prompt and tool table costs beside its text."""
 
+IMAGE_TOKENS = 1_600
+"""What an image is taken for where it decides whether a request fits: APIs count by its size, up to about this."""
+
 
 def reported(text: str) -> int:
     """ceil(code points / 4)."""
@@ -48,6 +51,8 @@ def estimate_block(block: Any, measure: Measure = reported) -> int:
             return measure(block["name"]) + measure(block["arguments"]) + OVERHEAD
         case "tool-result":
             return sum(estimate_block(part, measure) for part in block["content"]) + OVERHEAD
+        case "image" if measure is cautious:
+            return IMAGE_TOKENS
         case _:
             return measure(_json(block)) + OVERHEAD
 

@@ -20,6 +20,8 @@ from runner.record import field, mutable_record
 from runner.session import codec
 from runner.session.events import ArtifactWritten, LogSeal, RunEnd, SessionEndSeed, StepStart, TurnStart
 from runner.session.header import CHAIN, is_chained
+from runner.session.media import find_path, images_of, media_of
+from runner.session.projection import message_of
 from runner.session.rebuild import BodyCheck
 from runner.session.store import MANIFEST_NAME, is_inside
 from runner.session.structure import Structure
@@ -28,7 +30,7 @@ from runner.session.surface import Surface
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from runner.messages import JsonObject
+    from runner.messages import ImageBlock, JsonObject
     from runner.session.events import Event
     from runner.session.rebuild import BodyDialect
     from runner.session.store import Files, Line, SessionSource
@@ -138,6 +140,7 @@ def verify_session(
         raise LogError(f"{source.name}: the digest is {result.digest}, expected {expect}")
     _check_manifest(source, result)
     _check_artifacts(source, reading.artifacts, result)
+    _check_images(source, reading.images, result)
     if sums is not None:
         sums.compare(result)
     for name, child in source.children():
@@ -168,7 +171,8 @@ class Reading:
         self.artifacts: dict[str, ArtifactWritten] = {}
         self._pieces = pieces
         self._watch = watch
-        self._bodies = BodyCheck(dialects)
+        self.images: dict[str, ImageBlock] = {}
+        self._bodies = BodyCheck(dialects, self._image)
         self._source = source
         self._chained = is_chained(source.header)
         self._seed = source.header.get("seedLength", 0) if self._chained else 0
@@ -251,6 +255,12 @@ class Reading:
                 self._end = ""
         span = self._surface.apply(event)
         self._structure.apply(event)
+        if event.SURFACE:
+            message = message_of(event)
+            for image in images_of(message["content"] if message else None):
+                path = find_path(image)
+                if path is not None:
+                    self.images[path] = image
         if kind in BodyCheck.KINDS:
             self._bodies.apply(event, len(line), span)
         elif isinstance(event, LogSeal):
@@ -259,6 +269,10 @@ class Reading:
             self.artifacts[event.path] = event
         if self._watch is not None:
             self._watch(event)
+
+    def _image(self, block: ImageBlock) -> bytes:
+        with self._source.files() as files:
+            return media_of(files)(block)
 
     def _own_rules(self, event: Event) -> None:
         """What holds in logs of ours beyond the shared vocabulary."""
@@ -359,6 +373,22 @@ def _check_artifacts(source: SessionSource, written: Mapping[str, ArtifactWritte
             elif digest_of(files, path) != event.sha256 or files.size(path) != event.bytes:
                 raise LogError(f"{where}: the file {path} is not as it was written")
             else:
+                result.artifacts_checked.append(path)
+
+
+def _check_images(source: SessionSource, images: Mapping[str, ImageBlock], result: Verification) -> None:
+    """Compare the images that messages name with their digests, those that the log lists as artifacts apart."""
+    with source.files() as files:
+        media = media_of(files)
+        for path, block in sorted(images.items()):
+            if files.size(path) is None:
+                if path not in result.artifacts_not_checked:
+                    result.artifacts_not_checked.append(path)
+            elif path not in result.artifacts_checked:
+                try:
+                    media(block)
+                except LogError as error:
+                    raise LogError(f"{source.name}: {error.message}") from None
                 result.artifacts_checked.append(path)
 
 

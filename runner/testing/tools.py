@@ -20,6 +20,7 @@ from runner.redaction import Redactor
 from runner.sandbox.base import SandboxSpec
 from runner.sandbox.executor import Executor, session_policy
 from runner.sandbox.probe import build_backend
+from runner.session.media import MediaStore
 from runner.tools.builtin.files import EditFile, ReadFile, WriteFile
 from runner.tools.builtin.finding import ReportFinding
 from runner.tools.builtin.patch import ApplyPatch
@@ -77,11 +78,12 @@ class Bench:
         self.executor = Executor(None if bare else build_backend(backend), policy)
         store = SpillStore(str(root / "session" / "spill"))
         self.spill = Spill(store, spec=CompactionSpec(), window=window, redactor=Redactor({"KEY": "hunter22"}))
+        media = MediaStore(str(root / "session"))
         page = self.spill.page_bytes
         self.registry = Registry(
             [
                 Shell(self.executor, overflow=str(root / "overflow")),
-                ReadFile(self.executor, page_bytes=page, spill=store.read),
+                ReadFile(self.executor, page_bytes=page, spill=store.read, keep_image=media.write),
                 WriteFile(self.executor),
                 EditFile(self.executor),
                 ApplyPatch(self.executor),

@@ -168,7 +168,7 @@ class Finalized:
 
     Attributes:
         content: Blocks, redacted and within the limits.
-        bytes: UTF-8 bytes of the whole text before anything was left out.
+        bytes: UTF-8 bytes of the whole text before anything was left out, and those of images.
         truncated: Whether something was left out.
         spill: ``{path, bytes, sha256}`` of the file that holds the whole text, None without.
         redactions: Number of secrets taken out.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from runner.messages import text_of
 from runner.permission import Mode
 from runner.session.tokens import estimate_header, estimate_tools
 from runner.testing.tools import BACKENDS, Bench
+from runner.tools.builtin.files import IMAGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,6 +160,42 @@ def test_a_long_file_comes_in_pages(bench: Bench) -> None:
 
     assert first.startswith("[lines 1-2000 of 5000, read on with offset 2001]\n1\n2\n")
     assert middle == "[lines 2001-2002 of 5000, read on with offset 2003]\n2001\n2002\n"
+
+
+IMAGES = {
+    "png": (b"\x89PNG\r\n\x1a\n" + b"\0" * 20 + b"IEND\xaeB`\x82", "image/png"),
+    "jpg": (b"\xff\xd8\xff\xe0" + b"\0" * 20 + b"\xff\xd9", "image/jpeg"),
+    "gif": (b"GIF89a" + b"\0" * 20 + b";", "image/gif"),
+    "webp": (b"RIFF" + (24).to_bytes(4, "little") + b"WEBP" + b"\0" * 20, "image/webp"),
+}
+
+
+def test_an_image_becomes_an_image_block(bench: Bench) -> None:
+    """Known by its first bytes, whatever its name; the bytes lie beside the log, once."""
+    for extension, (data, kind) in IMAGES.items():
+        (bench.root / "src" / f"{extension}.bin").write_bytes(data)
+        result = bench.run("read_file", path=f"src/{extension}.bin", offset=7)
+
+        digest = hashlib.sha256(data).hexdigest()
+        assert result.error is None
+        assert result.content == [{"type": "image", "mediaType": kind, "sha256": digest, "bytes": len(data)}]
+        kept = bench.root.parent / "session" / "media" / f"{digest}.{extension}"
+        assert kept.read_bytes() == data
+        assert result.meta["bytes"] == len(data)
+
+
+def test_an_image_that_cannot_be_shown_is_refused(bench: Bench) -> None:
+    """Too large, or cut off, which a model's API would refuse in every later request."""
+    for extension, (data, _) in IMAGES.items():
+        (bench.root / "src" / extension).write_bytes(data[:15])
+        error, text = bench.bad("read_file", path=f"src/{extension}")
+        assert error is ErrorCode.TOOL_FAILED
+        assert "it is damaged" in text
+    (bench.root / "src" / "large").write_bytes(IMAGES["png"][0] + b"\0" * IMAGE_BYTES)
+    assert "more than the 5000000 that can be shown" in bench.bad("read_file", path="src/large")[1]
+    (bench.root / "src" / "svg").write_text("<svg/>")
+    assert bench.good("read_file", path="src/svg") == "<svg/>"
+    assert not (bench.root.parent / "session" / "media").exists()
 
 
 def test_a_shell_result_says_how_the_command_ended(bench: Bench) -> None:

@@ -45,8 +45,8 @@ def tool_result(call_id: str, *texts: str) -> JsonObject:
 
 def body_of(dialect: Any, head: Any, messages: list[Any]) -> bytes:
     """A body as it is built by appending."""
-    fragments = [dialect.fragment(message) for message in messages]
-    return dialect.open(head) + b"".join(b"," + one for one in fragments if one) + dialect.close  # type: ignore[no-any-return]  # Any
+    fragments = dialect.fragments(messages)
+    return dialect.open(head) + b"".join(b"," + one for one in fragments) + dialect.close  # type: ignore[no-any-return]  # Any
 
 
 def messages_of(*messages: Any) -> list[JsonObject]:
@@ -115,6 +115,7 @@ def test_openai_itself_gets_its_own_name_for_the_limit() -> None:
 def test_the_address_decides_which_record_of_differences_holds(url: str | None, name: str) -> None:
     """And the name of the dialect says which one wrote a body."""
     assert dialect_for(url) == name
+    assert dialect_for(url, images=True) == f"{name}+images"
     assert dialects()[name].name == name
 
 
@@ -226,6 +227,45 @@ conversations = st.lists(
     ),
     max_size=6,
 )
+
+
+IMAGE = {"type": "image", "mediaType": "image/png", "sha256": "0" * 64, "bytes": 3}
+
+
+def test_images_stand_behind_the_last_result_of_a_step() -> None:
+    """The API takes text in results only, and nothing between the results of one answer's calls."""
+    dialect = ChatDialect("openai-chat+images")
+    shown = tool_result("c1", "x")
+    shown["content"].append(IMAGE)
+    step = [assistant(tool_call("c1"), tool_call("c2")), user(shown), user(tool_result("c2", "two"))]
+    after = [user("go on", IMAGE), assistant("done")]
+    asked: list[Any] = []
+
+    def media(block: Any) -> bytes:
+        asked.append(block)
+        return b"abc"
+
+    whole = json.loads(dialect.whole(header(), [*step, *after], media))["messages"][1:]
+    pieces = [json.loads(piece) for part in (step, after) for piece in dialect.fragments(part, media)]
+
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,YWJj"}}
+    title = {"type": "text", "text": "Image 1 of the result of c1:"}
+    assert whole == pieces
+    assert [message["role"] for message in whole] == ["assistant", "tool", "tool", "user", "user", "assistant"]
+    assert whole[1]["content"] == "x\n[image image/png of 3 bytes, in the message behind the results]"
+    assert whole[3]["content"] == [title, image]
+    assert whole[4]["content"] == [{"type": "text", "text": "go on"}, image]
+    assert asked == [IMAGE] * 4
+
+
+def test_a_dialect_without_images_asks_for_none() -> None:
+    """The bodies of logs from before are what they were."""
+    shown = {"type": "tool-result", "toolCallId": "c1", "content": [IMAGE], "isError": False}
+
+    body = json.loads(ChatDialect("openai-chat").whole(header(), [user(shown), user("x", IMAGE)]))
+
+    named = "[image image/png of 3 bytes, not shown]"
+    assert [message["content"] for message in body["messages"][1:]] == [named, f"x\n{named}"]
 
 
 @pytest.mark.parametrize("name", [*COMPATS, "scripted"])

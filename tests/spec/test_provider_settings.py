@@ -11,6 +11,7 @@ import pytest
 from runner.cancellation import Cancellation
 from runner.errors import ConfigError
 from runner.providers.base import ModelSpec
+from runner.providers.openai_chat import COMPATS
 from runner.providers.registry import build_provider, dialects, load_secrets
 from runner.testing.model_server import ModelServer, chat_reply
 
@@ -139,7 +140,7 @@ def test_the_scripted_provider_needs_no_key_and_plays_the_script_it_is_given() -
 def test_every_dialect_is_known_by_the_name_it_writes_into_the_log() -> None:
     """Old requests can be written again."""
     assert {name: dialect.name for name, dialect in dialects().items()} == {
-        name: name for name in ("openai-chat", "openai-chat:openai", "scripted")
+        name: name for name in (*COMPATS, "scripted")
     }
 
 
@@ -154,6 +155,7 @@ def test_httpx_is_loaded_only_for_a_provider_that_talks_to_a_server() -> None:
     """Dialects, scripts and secrets do without it."""
     code = """
 from runner.providers.base import ModelSpec
+from runner.providers.openai_chat import COMPATS
 from runner.providers.registry import build_provider, dialects, load_secrets
 dialects()
 build_provider(ModelSpec("scripted", "m"), environ={}, script=[])
@@ -166,6 +168,7 @@ def test_what_a_provider_needs_can_be_loaded_beside_other_work() -> None:
     """A script needs nothing."""
     code = """
 from runner.providers.base import ModelSpec
+from runner.providers.openai_chat import COMPATS
 from runner.providers.registry import preload
 assert preload(ModelSpec("scripted", "m")) is None
 preload(ModelSpec("openai", "m")).join()

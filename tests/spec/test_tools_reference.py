@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.compaction.spill import SMALL
-from runner.tools.builtin.files import EDIT_FILE, LINES, READ_FILE, SECONDS, WRITE_FILE
+from runner.tools.builtin.files import EDIT_FILE, IMAGE_BYTES, LINES, READ_FILE, SECONDS, WRITE_FILE
 from runner.tools.builtin.finding import MESSAGE_CHARS, REPORT_FINDING, RULE_CHARS
 from runner.tools.builtin.patch import APPLY_PATCH
 from runner.tools.builtin.search import GLOB, GREP, MATCHES, PATHS
@@ -41,5 +41,5 @@ def test_codes_and_bounds_are_those_of_the_code() -> None:
     """A number that changes in one place must change in the other."""
     for code in DENIALS:
         assert f"`{code.name}`" in PAGE
-    for number in (COMMAND_BYTES, LINES, PATHS, MATCHES, SMALL, int(SECONDS), MESSAGE_CHARS, RULE_CHARS):
+    for number in (COMMAND_BYTES, LINES, PATHS, MATCHES, SMALL, int(SECONDS), IMAGE_BYTES, MESSAGE_CHARS, RULE_CHARS):
         assert re.search(rf"\b{number:,}\b", PAGE), number

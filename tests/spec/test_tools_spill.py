@@ -302,6 +302,20 @@ def test_images_stay_beside_a_text_that_spills(tmp_path: Path) -> None:
     assert [block["type"] for block in final.content] == ["text", "image"]
 
 
+def test_an_image_takes_its_share_of_the_step(tmp_path: Path) -> None:
+    """One for which no room is left is named; what it weighs counts as output."""
+    image: ImageBlock = {"type": "image", "mediaType": "image/png", "sha256": "0" * 64, "bytes": 5_000}
+    spill = _spill(tmp_path, window=16_000)
+
+    finals = [spill.finalize(f"c{n}", [image], None) for n in range(4)]
+    spill.begin_step()
+    later = spill.finalize("c5", [image], None)
+
+    assert [final.content[0]["type"] for final in (*finals, later)] == ["image", "image", "text", "text", "image"]
+    assert "read it in a later one" in str(finals[2].content)
+    assert (finals[0].bytes, finals[0].truncated) == (5_000, False)
+
+
 def test_tools_can_ask_for_pages_that_do_not_spill(tmp_path: Path) -> None:
     """A page of the size that is told fits, in every window."""
     for window in (8_000, 32_000, 128_000, 1_000_000):

@@ -6,7 +6,9 @@ Standard library only.
 from __future__ import annotations
 
 import os
+from binascii import b2a_base64
 
+from .images import is_whole, kind_of
 from .places import Refusal, open_file, open_folder, shown, split
 from .texts import MARKS, SNIFF, decode, encoding_of, load
 
@@ -87,7 +89,10 @@ class _Page:
 
 
 def read(arguments: Arguments) -> Value:
-    """Lines ``offset`` (from 1) to at most ``offset + limit - 1``, at most ``max_bytes`` of them."""
+    """Lines ``offset`` (from 1) to at most ``offset + limit - 1``, at most ``max_bytes`` of them.
+
+    With ``max_image`` an image of at most that many bytes is given whole, as ``image`` and base64 ``data``.
+    """
     path = arguments["path"]
     parent, name = split(path)
     folder = open_folder(parent)
@@ -98,8 +103,11 @@ def read(arguments: Arguments) -> Value:
     page = _Page(arguments["offset"], arguments["limit"], arguments["max_bytes"])
     with file:
         size = os.fstat(file.fileno()).st_size
-        encoding = encoding_of(file.read(SNIFF), path)
+        start = file.read(SNIFF)
         file.seek(0)
+        if "max_image" in arguments and (kind := kind_of(start)) is not None:
+            return _image(file, kind, arguments["max_image"], path)
+        encoding = encoding_of(start, path)
         if encoding.startswith("utf-16"):
             text, _ = decode(load(file, path), encoding, path)
             for line in _whole_lines(text.encode("utf-8")):
@@ -111,6 +119,16 @@ def read(arguments: Arguments) -> Value:
             if size <= COUNT:
                 page.count(file)
     return _page_value(page, size, encoding, path)
+
+
+def _image(file: BinaryIO, kind: str, most: int, path: str) -> Value:
+    size = os.fstat(file.fileno()).st_size
+    data = file.read(most + 1) if size <= most else b""
+    if size > most or len(data) > most:
+        raise Refusal("TOO_LARGE", f"{shown(path)} is an image of {size} bytes, more than the {most} that can be shown")
+    if not is_whole(data, kind):
+        raise Refusal("NOT_TEXT", f"{shown(path)} begins like an image ({kind}) and has no end; it is damaged")
+    return {"image": kind, "data": b2a_base64(data, newline=False).decode("ascii")}
 
 
 def _page_value(page: _Page, size: int, encoding: str, path: str) -> Value:

@@ -9,6 +9,7 @@ the prefix cache: none beyond the fixed place in the tool table.
 from __future__ import annotations
 
 import os
+from binascii import a2b_base64
 from typing import TYPE_CHECKING
 
 from runner.approvals.policy import CallFacts
@@ -18,7 +19,7 @@ from runner.tools.base import ToolOutcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runner.messages import JsonObject, ToolSchema
+    from runner.messages import ImageBlock, JsonObject, ToolSchema
     from runner.sandbox.executor import Executor
     from runner.tools.base import Invocation
 
@@ -27,6 +28,9 @@ SPILL = "spill:"
 
 LINES = 2_000
 """Lines of a page when the call names no limit."""
+
+IMAGE_BYTES = 5_000_000
+"""Most bytes of an image that is shown to the model."""
 
 SECONDS = 60.0
 """Seconds one operation of the worker may take."""
@@ -131,7 +135,7 @@ class WorkerTool:
 
 READ_FILE: ToolSchema = {
     "name": "read_file",
-    "description": "Read a text file. Long files come in pages; the first line then says which lines these are.",
+    "description": "Read a text file or an image. Long files come in pages; the first line then says which lines.",
     "parameters": {
         "type": "object",
         "properties": {
@@ -146,13 +150,14 @@ READ_FILE: ToolSchema = {
 
 
 class ReadFile(WorkerTool):
-    """Gives a page of a text file.
+    """Gives a page of a text file, or an image.
 
     Args:
         executor: Where the worker runs.
         page_bytes: Most bytes of one page; under the limit from which results spill.
         spill: Gives a page of an earlier result that was too long, or says why it cannot. Takes its name,
             the first line, the number of lines and the most bytes.
+        keep_image: Keeps the bytes of an image of a media type beside the log, and gives the block that names it.
     """
 
     schema: ToolSchema = READ_FILE
@@ -164,8 +169,10 @@ class ReadFile(WorkerTool):
         *,
         page_bytes: int,
         spill: Callable[[str, int, int, int], JsonObject | str],
+        keep_image: Callable[[bytes, str], ImageBlock],
     ) -> None:
         super().__init__(executor)
+        self._keep_image = keep_image
         self._page_bytes = page_bytes
         self._spill = spill
 
@@ -190,9 +197,13 @@ class ReadFile(WorkerTool):
             if isinstance(value, str):
                 return text_outcome(value, ErrorCode.TOOL_FAILED)
         else:
-            arguments = {"offset": offset, "limit": limit, "max_bytes": self._page_bytes}
+            arguments = {"offset": offset, "limit": limit, "max_bytes": self._page_bytes, "max_image": IMAGE_BYTES}
             value = self.ask(invocation, "read", {"path": invocation.facts.read[0], **arguments})
-        return value if isinstance(value, ToolOutcome) else text_outcome(page_text(value))
+        if isinstance(value, ToolOutcome):
+            return value
+        if "image" in value:
+            return ToolOutcome([self._keep_image(a2b_base64(value["data"]), value["image"])])
+        return text_outcome(page_text(value))
 
 
 def page_text(value: JsonObject) -> str:
@@ -207,7 +218,9 @@ def page_text(value: JsonObject) -> str:
     if value["crlf"]:
         notes.append("CRLF line ends")
     if value["cut"] is not None:
-        notes.append(f"line {last} is cut, it has {value['cut']} bytes")
+        kept = len(value["text"].rpartition("\n")[2].encode("utf-8", "surrogatepass"))
+        rest = f"; sed -n {last}p FILE | tail -c +{kept + 1} gives the rest" if value["encoding"] == "utf-8" else ""
+        notes.append(f"line {last} is cut, it has {value['cut']} bytes{rest}")
     head = f"[{'; '.join(notes)}]\n" if notes else ""
     return head + value["text"] if value["text"] else head + "[empty]"
 
