@@ -49,7 +49,7 @@ class TotalsCheck:
 
     def __init__(self, source: SessionSource) -> None:
         self._source = source
-        with source.files() as files:
+        with source.beside() as files:
             self._present = [name for name in NAMES if files.size(name) is not None]
         self._fold = RunFold(source.header) if self._present and is_chained(source.header) else None
         self._end: ev.RunEnd | None = None
@@ -89,7 +89,7 @@ class TotalsCheck:
             derived = build_result(self._fold.outcome.outcome(), usage, self._fold.facts, log_digest=result.digest)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise LogError(f"{self._source.name}: its events cannot be counted: {error!r}") from error
-        with self._source.files() as files:
+        with self._source.beside() as files:
             for name in self._present:
                 told = self._read(files, name)
                 if name == USAGE_NAME:

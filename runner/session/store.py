@@ -114,6 +114,27 @@ class _ArchiveFiles(Files):
             yield stream
 
 
+class _Layers(Files):
+    """Two places, the first of which wins; what an export takes is that of the first alone."""
+
+    def __init__(self, first: Files, second: Files) -> None:
+        self._first = first
+        self._second = second
+
+    def paths(self) -> Iterator[str]:
+        return self._first.paths()
+
+    def size(self, path: str) -> int | None:
+        size = self._first.size(path)
+        return self._second.size(path) if size is None else size
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[codec.Readable]:
+        there = self._first if self._first.size(path) is not None else self._second
+        with there.open(path) as stream:
+            yield stream
+
+
 class SessionSource:
     """One session that can be read, as often as wanted.
 
@@ -231,7 +252,7 @@ class SessionSource:
 
     @contextmanager
     def files(self) -> Iterator[Files]:
-        """Open what lies beside the log: the archive's members, the directory's files, or nothing."""
+        """Open what belongs to the log: the archive's members, the directory's files, or nothing."""
         if self._member is not None:
             with _archive(self.path) as archive:
                 yield _ArchiveFiles(archive, self._member.removesuffix(EXPORTED_LOG))
@@ -239,6 +260,15 @@ class SessionSource:
             yield _DirectoryFiles(self.directory)
         else:
             yield Files()
+
+    @contextmanager
+    def beside(self) -> Iterator[Files]:
+        """Open ``files`` and, where an artifacts directory holds its log only in the archive, that directory's too."""
+        with self.files() as files:
+            if self._member is not None and self.directory is not None:
+                yield _Layers(files, _DirectoryFiles(self.directory))
+            else:
+                yield files
 
     def children(self) -> Iterator[tuple[str, SessionSource]]:
         """Yield the subagents' sessions by the names of their folders, sorted."""
@@ -289,7 +319,7 @@ def open_session(reference: str, *, environ: Mapping[str, str] | None = None) ->
         if log is not None:
             return SessionSource(log, directory=path)
         if (path / "session.zip").is_file():
-            return open_file(path / "session.zip")
+            return open_file(path / "session.zip", directory=path)
         raise LogError(f"{path} holds no session log", hint=f"an artifacts directory has a file {LOG_NAME}")
     return open_file(path)
 
@@ -310,8 +340,8 @@ def session_directory(reference: str) -> tuple[Path, JsonObject]:
     return source.directory.resolve(), source.header
 
 
-def open_file(path: Path) -> SessionSource:
-    """Open a log or a ZIP export by its file.
+def open_file(path: Path, *, directory: Path | None = None) -> SessionSource:
+    """Open a log or a ZIP export by its file; an export may lie in a ``directory`` of artifacts that has no log.
 
     Raises:
         LogError: LOG_INVALID, the file is no session that can be read.
@@ -325,7 +355,7 @@ def open_file(path: Path) -> SessionSource:
     with _archive(path) as archive:
         if EXPORTED_LOG not in archive.namelist():
             raise LogError(f"{path}: the ZIP archive holds no {EXPORTED_LOG}, so it is no exported session")
-    return SessionSource(path, member=EXPORTED_LOG)
+    return SessionSource(path, member=EXPORTED_LOG, directory=directory)
 
 
 def default_root(environ: Mapping[str, str]) -> Path:

@@ -363,7 +363,7 @@ def _read_manifest(files: Files, where: str, session: str) -> dict[str, tuple[in
 
 
 def _check_artifacts(source: SessionSource, written: Mapping[str, ArtifactWritten], result: Verification) -> None:
-    with source.files() as files:
+    with source.beside() as files:
         for path, event in sorted(written.items()):
             where = f"{source.name}: event {event.seq} (artifact/written)"
             if not is_inside(path):

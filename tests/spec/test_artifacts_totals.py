@@ -110,6 +110,22 @@ def test_the_totals_of_a_real_run_are_those_of_its_events(artifacts: Path) -> No
     assert verify(artifacts).totals_checked == ["usage.json", "result.json"]
 
 
+def test_a_directory_that_has_its_log_only_in_the_export_has_its_totals_compared(artifacts: Path) -> None:
+    """result.json and the artifacts lie beside session.zip, so they are checked; what is not there is listed."""
+    (artifacts / LOG_NAME).unlink()
+    (artifacts / "summary.md").unlink()
+
+    result = verify(artifacts)
+
+    assert (result.manifest, result.state) == ("ok", "whole")
+    assert (result.totals_checked, result.totals_not_checked) == (["usage.json", "result.json"], [])
+    assert sorted(result.artifacts_not_checked) == [LOG_NAME, "summary.md"]
+    change(artifacts / "result.json", "steps", value=5)
+    assert "result.json: steps is 5, the log says 4" in refused(artifacts)
+    (artifacts / "changes.patch").write_text("forged")
+    assert "the file changes.patch is not as it was written" in refused(artifacts)
+
+
 RESULT_CHANGES: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("outcome",), "failed", 'outcome is "failed", the log says "completed"'),
     (("code",), "TASK_FAILED", 'code is "TASK_FAILED", the log says "COMPLETED"'),
