@@ -85,13 +85,18 @@ def ordered(fields: Sequence[Field], values: JsonObject) -> JsonObject:
 
 def build_schemas() -> dict[str, JsonObject]:
     """File name in ``configs/schema`` → JSON Schema."""
+    from runner.artifacts.context import CONTEXT_FIELDS
     from runner.artifacts.result import RESULT_FIELDS
     from runner.artifacts.usage import USAGE_FIELDS
 
-    tables = {"result": RESULT_FIELDS, "usage": USAGE_FIELDS}
+    tables = {
+        "result": ("nightshift result.json", RESULT_FIELDS),
+        "usage": ("nightshift usage.json", USAGE_FIELDS),
+        "context": ("nightshift session show --context --json", CONTEXT_FIELDS),
+    }
     schemas = {
-        f"{name}.schema.json": {"$schema": _DIALECT, "title": f"nightshift {name}.json", **object_schema(fields)}
-        for name, fields in tables.items()
+        f"{name}.schema.json": {"$schema": _DIALECT, "title": title, **object_schema(fields)}
+        for name, (title, fields) in tables.items()
     }
     return {**schemas, "event.schema.json": event_schema()}
 
@@ -196,6 +201,7 @@ commit."""
 
 def reference_parts() -> list[str | tuple[tuple[str, ...], list[tuple[str, ...]]]]:
     """The parts of the reference page: text, and tables as ``(columns, rows)``."""
+    from runner.artifacts.context import CONTEXT_FIELDS
     from runner.artifacts.result import RESULT_FIELDS
     from runner.artifacts.usage import USAGE_FIELDS
 
@@ -214,6 +220,9 @@ def reference_parts() -> list[str | tuple[tuple[str, ...], list[tuple[str, ...]]
         "## usage.json",
         "JSON Schema: `configs/schema/usage.schema.json`. The buckets of tokens are disjoint; sums equal the log.",
         (columns, list(field_rows(USAGE_FIELDS))),
+        "## session show --context STEP --json",
+        "No file, but an answer about one step. JSON Schema: `configs/schema/context.schema.json`.",
+        (columns, list(field_rows(CONTEXT_FIELDS))),
     ]
 
 

@@ -44,13 +44,25 @@ command.add_command(session_replay.command)
 @command.command()
 @_SESSION
 @click.option("--full", is_flag=True, help="Show long content whole.")
+@click.option(
+    "--context",
+    "step",
+    type=click.IntRange(min=1),
+    metavar="STEP",
+    help="Show what filled the context window at a step of the session, from 1.",
+)
 @_JSON
-def show(session: str, *, full: bool, as_json: bool) -> None:
-    """Print a session as a readable transcript, or its events as JSON."""
+def show(session: str, *, full: bool, step: int | None, as_json: bool) -> None:
+    """Print a session as a readable transcript, or its events as JSON; or what filled the window at one step."""
     from runner.session.store import open_session
     from runner.session.transcript import transcript_parts
 
     source = open_session(session)
+    if step is not None:
+        if full:
+            raise click.UsageError("--full and --context exclude each other")
+        _show_context(source, step, as_json=as_json)
+        return
     parts = _json_document(source) if as_json else transcript_parts(source.header, source.packed_events(), full=full)
     _print_lines(parts)
     if source.dropped:
@@ -188,6 +200,20 @@ def fork(session: str, *, turn: int, output: Path, as_json: bool) -> None:
         _print_lines(iter([neutral_line(text)]))
     if made.missing:
         say(neutral_line(f"note: not beside the log, so not taken over: {', '.join(made.missing)}"))
+
+
+def _show_context(source: SessionSource, step: int, *, as_json: bool) -> None:
+    from runner.artifacts.context import context_lines, derive_context
+    from runner.errors import LogError
+
+    try:
+        context = derive_context(source.whole_events(), step=step, session_id=source.header.get("id"))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise LogError(f"{source.name}: an event holds a value that cannot be counted: {error!r}") from error
+    if as_json:
+        _print_json(context)
+    else:
+        _print_lines(neutral_line(line) for line in context_lines(context))
 
 
 def _dialects() -> Mapping[str, BodyDialect]:
