@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from runner.sandbox.base import SandboxSpec
     from runner.sandbox.probe import ProbeReport
 
-_SETTINGS = (
-    "user.max_user_namespaces",
-    "kernel.unprivileged_userns_clone",
-    "kernel.apparmor_restrict_unprivileged_userns",
-)
-
 
 @click.command()
 @click.option("--profile", metavar="NAME|FILE", help="Try with the sandbox settings of a profile.")
@@ -75,18 +69,22 @@ def _facts() -> dict[str, Any]:
     """What of the machine decides whether a sandbox works."""
     import os
 
+    from runner.sandbox.cgroup import command_groups
     from runner.sandbox.landlock import kernel_abi
-    from runner.sandbox.probe import kernel_setting
+    from runner.sandbox.machine import read_machine
 
-    system = os.uname()
+    system, machine = os.uname(), read_machine(os.environ)
     return {
         "schemaVersion": 1,
         "system": system.sysname,
         "kernel": system.release,
         "machine": system.machine,
         "user": os.geteuid(),
+        "distribution": " ".join([*machine.distribution[:1], machine.version]).strip() or None,
+        "container": machine.container,
         "landlockAbi": kernel_abi()[0] or None,
-        "settings": {name: kernel_setting(name) for name in _SETTINGS},
+        "controlGroups": command_groups() is not None,
+        "settings": dict(machine.settings),
     }
 
 
@@ -108,7 +106,9 @@ def _lines(facts: dict[str, Any], reports: list[tuple[ProbeReport, str | None]],
     abi = facts["landlockAbi"] or "none"
     lines = [
         f"{facts['system']} {facts['kernel']} on {facts['machine']}, user {facts['user']}",
+        f"distribution: {facts['distribution'] or 'unknown'}, container: {facts['container'] or 'none'}",
         f"Landlock ABI: {abi}",
+        f"a control group for each command: {'yes' if facts['controlGroups'] else 'no'}",
         *(f"{name}: {'not there' if value is None else value}" for name, value in facts["settings"].items()),
         "",
     ]

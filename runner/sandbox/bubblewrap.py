@@ -24,6 +24,7 @@ from runner.sandbox.base import PROPERTIES, ConfinedCommand
 from runner.sandbox.cgroup import command_groups, new_group
 from runner.sandbox.egress import PORT
 from runner.sandbox.launch import memory_file, own_program
+from runner.sandbox.machine import fix_for_missing, read_machine
 from runner.sandbox.supervisor import tasks_of_user
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ class Bubblewrap:
         if wrapper is None:
             raise SandboxError(
                 f"no bwrap owned by root in {', '.join(_FIXED)}",
-                hint="install it: apt-get install bubblewrap",
+                hint=fix_for_missing("bubblewrap", read_machine(os.environ)),
             )
         self._wrapper = wrapper
         self._limiter = self._required("prlimit")
@@ -252,7 +253,7 @@ class Bubblewrap:
         if path is None:
             raise SandboxError(
                 f"no {name} owned by root in {', '.join(_FIXED)}",
-                hint=f"install it: apt-get install {package}",
+                hint=fix_for_missing(package, read_machine(os.environ)),
             )
         return path
 

@@ -20,6 +20,7 @@ from runner.sandbox import layout, seccomp, supervisor
 from runner.sandbox.base import PROPERTIES, ConfinedCommand
 from runner.sandbox.cgroup import command_groups, new_group
 from runner.sandbox.launch import memory_file, own_program
+from runner.sandbox.machine import fix_for_landlock, read_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,22 +48,16 @@ class Landlock:
         self._abi, why = kernel_abi()
         if self._abi == 0:
             reasons = {
-                errno.ENOSYS: ("the kernel has no Landlock", "use Linux 6.2 or newer, built with Landlock"),
-                errno.EOPNOTSUPP: (
-                    "the kernel has Landlock, but it was not switched on at boot",
-                    "add landlock to the lsm= list on the kernel's command line",
-                ),
-                errno.EPERM: (
-                    "the Landlock system calls are refused, by the container's filter it seems",
-                    "use a container engine whose default filter knows Landlock (Docker 20.10.10 or newer)",
-                ),
+                errno.ENOSYS: "the kernel has no Landlock",
+                errno.EOPNOTSUPP: "the kernel has Landlock, but it was not switched on at boot",
+                errno.EPERM: "the Landlock system calls are refused, by the container's filter it seems",
             }
-            reason, hint = reasons.get(why, (f"Landlock does not answer: {os.strerror(why)}", "use Linux 6.2 or newer"))
-            raise SandboxError(reason, hint=hint)
+            reason = reasons.get(why, f"Landlock does not answer: {os.strerror(why)}")
+            raise SandboxError(reason, hint=fix_for_landlock(why, read_machine(os.environ)))
         if self._abi < supervisor.MINIMUM_ABI:
             raise SandboxError(
-                f"the kernel has Landlock ABI {self._abi}, which cannot deny truncation",
-                hint="use Linux 6.2 or newer (ABI 3)",
+                f"the kernel has Landlock ABI {self._abi}, which cannot deny truncation (Linux 6.2, ABI 3, can)",
+                hint=fix_for_landlock(0, read_machine(os.environ)),
             )
 
     def _gaps(self, policy: SandboxPolicy, plan: layout.Layout) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from runner.record import field, record, replace
 from runner.sandbox.base import BACKENDS, DISABLE_VARIABLE, MAC_BACKENDS, disabled_backends
 from runner.sandbox.launch import interpreter
 from runner.sandbox.layout import is_within, steps_to
+from runner.sandbox.machine import fix_for_bubblewrap, read_machine
 from runner.sandbox.process import run
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def probe(name: str, policy: SandboxPolicy, *, cancellation: Cancellation, envir
         name,
         ok=problem is None,
         reason=problem,
-        fix=None if problem is None else fix_for(name, text),
+        fix=None if problem is None else fix_for(name, text, environ),
         output="" if problem is None else text,
         missing=missing,
         not_enforced=not_enforced,
@@ -415,39 +416,8 @@ def _process_problem(
     return None
 
 
-def kernel_setting(name: str) -> str | None:
-    """Value of a kernel setting such as ``user.max_user_namespaces``, None if the kernel has none of that name."""
-    try:
-        with open(f"/proc/sys/{name.replace('.', '/')}", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return None
-
-
-_APPARMOR = (
-    "AppArmor keeps ordinary programs from making namespaces (Ubuntu 23.10 and later). As root: write "
-    "'abi <abi/4.0>, include <tunables/global> profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }' into "
-    "/etc/apparmor.d/bwrap and run 'apparmor_parser -r /etc/apparmor.d/bwrap', or run "
-    "'sysctl -w kernel.apparmor_restrict_unprivileged_userns=0'"
-)
-_CONTAINER = (
-    "this looks like a container whose engine forbids new namespaces (Docker and Kubernetes by default); use the "
-    "landlock backend there"
-)
-
-
-def fix_for(name: str, output: str) -> str:
-    """What to do about a failed probe, from what it said and from this machine's settings."""
+def fix_for(name: str, output: str, environ: Mapping[str, str]) -> str:
+    """What to do about a failed probe, from what it said and from this machine."""
     if name != "bubblewrap":
-        return "run on Linux 6.2 or newer with Landlock switched on, and report this if it is"
-    if kernel_setting("user.max_user_namespaces") == "0":
-        return "user namespaces are switched off: as root, 'sysctl -w user.max_user_namespaces=15000'"
-    if kernel_setting("kernel.unprivileged_userns_clone") == "0" and os.geteuid() != 0:
-        return "user namespaces are for root only here: as root, 'sysctl -w kernel.unprivileged_userns_clone=1'"
-    if kernel_setting("kernel.apparmor_restrict_unprivileged_userns") == "1":
-        return _APPARMOR
-    if "mount proc" in output:
-        return "this looks like a container that masks /proc; use the landlock backend there"
-    if "namespace" in output or "Operation not permitted" in output:
-        return _CONTAINER
-    return "run 'nightshift doctor' for what the probe saw"
+        return "run 'nightshift doctor' for what the probe saw, and report it: this should work here"
+    return fix_for_bubblewrap(output, read_machine(environ))

@@ -129,25 +129,56 @@ def test_the_image_holds_no_wheels_and_no_sources(built: Built) -> None:
     assert [line for line in found.output.splitlines() if "/usr/share/python-wheels/" not in line] == []
 
 
-def test_in_a_default_container_landlock_is_chosen(built: Built) -> None:
-    """A default container forbids new namespaces: doctor says so and chooses Landlock."""
-    doctor = built.run(["doctor", "--json"])
+RESTRICTIONS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "without capabilities": {"cap_drop": ["ALL"]},
+    "as uid 1000": {"user": "1000:1000", "environment": {"HOME": "/tmp"}},
+    "as root": {"user": "root"},
+    "as root without capabilities": {"user": "root", "cap_drop": ["ALL"]},
+    "with a read-only root": {"read_only": True, "tmpfs": {"/tmp": ""}},
+    "with all of it": {
+        "user": "1000:1000",
+        "environment": {"HOME": "/tmp"},
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "read_only": True,
+        "tmpfs": {"/tmp": ""},
+        "pids_limit": 200,
+        "mem_limit": "1g",
+    },
+}
+"""What may be asked of a container, as options of ``Built.run``. None has a network, all have the default filter."""
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """A writable folder for any user, mounted at ``/work``, as an option of ``Built.run``."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    folder.chmod(0o777)
+    yield {"volumes": {str(folder): {"bind": "/work", "mode": "rw"}}}
+    if os.getuid() != 0:
+        run_command("sudo", "-n", "rm", "-rf", folder)
+
+
+@pytest.mark.parametrize("name", RESTRICTIONS)
+def test_in_any_container_landlock_is_chosen(built: Built, name: str) -> None:
+    """A container forbids new namespaces: doctor says so, names the way out, and chooses Landlock."""
+    doctor = built.run(["doctor", "--json"], **RESTRICTIONS[name])
 
     assert doctor.exit_code == 0, doctor.output
     found = json.loads(doctor.output)
-    working = {entry["backend"]: entry["ok"] for entry in found["backends"]}
-    assert working == {"bubblewrap": False, "landlock": True}
-    assert found["chosen"] == "landlock"
+    bubblewrap, landlock = found["backends"]
+    assert (bubblewrap["ok"], landlock["ok"], found["chosen"]) == (False, True, "landlock")
+    assert "landlock" in bubblewrap["fix"]
+    assert found["container"] == "docker"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"cap_drop": ["ALL"]}, {"user": "root"}, {"user": "root", "cap_drop": ["ALL"]}],
-    ids=["user", "user without capabilities", "root", "root without capabilities"],
-)
-def test_the_demo_passes_in_a_container(built: Built, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", RESTRICTIONS)
+def test_the_demo_passes_in_any_container(built: Built, name: str, volume: dict[str, Any]) -> None:
     """The whole task runs in a container without a network, under Landlock, and its check passes."""
-    demo = built.run(["-c", f'exec python "$({DEMO})" quick /tmp/demo'], entrypoint="sh", **options)
+    script = f'exec python "$({DEMO})" quick /work/demo'
+    demo = built.run(["-c", script], entrypoint="sh", **RESTRICTIONS[name], **volume)
 
     assert demo.exit_code == 0, demo.output
     report = dict(
@@ -155,3 +186,65 @@ def test_the_demo_passes_in_a_container(built: Built, options: dict[str, Any]) -
     )
     assert report["outcome"].startswith("COMPLETED, exit code 0")
     assert report["sandbox"] == "landlock, workspace-write"
+
+
+ASKED = """
+import json, os, pathlib, subprocess, sys
+from runner.testing.model_server import ModelServer, chat_reply
+
+mode = sys.argv[1]
+work = pathlib.Path("/work")
+(work / "repository" / "src").mkdir(parents=True)
+rules = [{"id": "all", "tool": "*", "command": "any", "decision": "allow"}]
+call = chat_reply(calls=[("c1", "write_file", json.dumps({"path": "src/new", "content": "x"}))])
+with ModelServer([call, chat_reply("Done.")]) as server:
+    model = {"provider": "openai", "model": "m", "base_url": server.url, "api_key_env": "A_KEY"}
+    for name, content in {
+        "policy": {"version": 1, "default": "deny", "rules": rules},
+        "profile": {
+            "version": 1,
+            "model": {**model, "context_window": 100_000},
+            "permission_mode": mode,
+            "approvals": "t.policy.yaml",
+        },
+        "task": {"version": 1, "name": "t", "prompt": "Write.", "profile": "t.profile.yaml"},
+    }.items():
+        (work / f"t.{name}.yaml").write_text(json.dumps(content))
+    places = ["--workspace", work / "repository", "--artifacts", work / "artifacts"]
+    done = subprocess.run(
+        ["nightshift", "run", work / "t.task.yaml", *places],
+        env={**os.environ, "A_KEY": "sk-some-key-1"},
+        capture_output=True,
+        text=True,
+    )
+    requests = len(server.requests)
+files = sorted(path.name for path in (work / "repository").rglob("*") if path.is_file())
+print(json.dumps({"exit": done.returncode, "requests": requests, "files": files, "stderr": done.stderr}))
+"""
+
+
+def ask(built: Built, mode: str, disabled: str, volume: dict[str, Any]) -> dict[str, Any]:
+    """What a run with a model server of its own comes to in a container where some backends are switched off."""
+    options = {"environment": {"NIGHTSHIFT_DISABLE_BACKENDS": disabled}}
+    ended = built.run(["-c", ASKED, mode], entrypoint="python", **options, **volume)
+    assert ended.exit_code == 0, ended.output
+    found: dict[str, Any] = json.loads(ended.output.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("mode", ["read-only", "workspace-write"])
+def test_without_a_backend_a_container_makes_no_request_and_writes_nothing(
+    built: Built, mode: str, volume: dict[str, Any]
+) -> None:
+    """Code 3, whatever the mode."""
+    found = ask(built, mode, "bubblewrap,landlock", volume)
+
+    assert (found["exit"], found["requests"], found["files"]) == (3, 0, []), found["stderr"]
+    assert found["stderr"].count("switched off") == 2
+
+
+def test_with_one_the_same_run_asks_and_writes(built: Built, volume: dict[str, Any]) -> None:
+    """The positive twin."""
+    found = ask(built, "workspace-write", "bubblewrap", volume)
+
+    assert (found["exit"], found["requests"], found["files"]) == (0, 2, ["new"]), found["stderr"]
