@@ -6,7 +6,10 @@ a ``.jsonl``, a ``.jsonl.zst`` or ``.zstd``, or an exported ZIP, of ours or of d
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,7 +180,7 @@ def fork(session: str, *, turn: int, output: Path, as_json: bool) -> None:
     """Make a new session that begins with this one up to the end of a turn.
 
     The new log holds the events as they are, with seals of its own, and names its parent. Spilled results and
-    media come along. What the parent used does not count in it.
+    media come along, subagents stay with the parent. What the parent used does not count in it.
     """
     import time
     import uuid
@@ -185,13 +188,14 @@ def fork(session: str, *, turn: int, output: Path, as_json: bool) -> None:
     from runner.session.fork import fork_session
     from runner.session.store import open_session
 
-    made = fork_session(
-        open_session(session),
-        output.absolute(),
-        turn=turn,
-        session_id=f"session-{uuid.uuid4()}",
-        clock=lambda: time.time_ns() // 1_000_000,
-    )
+    with _clearing_up():
+        made = fork_session(
+            open_session(session),
+            output.absolute(),
+            turn=turn,
+            session_id=f"session-{uuid.uuid4()}",
+            clock=lambda: time.time_ns() // 1_000_000,
+        )
     if as_json:
         _print_json(made.as_json())
     else:
@@ -214,6 +218,26 @@ def _show_context(source: SessionSource, step: int, *, as_json: bool) -> None:
         _print_json(context)
     else:
         _print_lines(neutral_line(line) for line in context_lines(context))
+
+
+@contextmanager
+def _clearing_up() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end what is inside as an error does, so that it clears up, and then the process."""
+    received: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    wanted = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, interrupt) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for caught in received:
+            os.kill(os.getpid(), caught)
 
 
 def _dialects() -> Mapping[str, BodyDialect]:

@@ -9,11 +9,12 @@ the child's first request begins with the messages the parent's had.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import shutil
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.errors import ConfigError, LogError, StorageError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _READ = 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SPILL, _MEDIA = "spill", "media"
+_UNFINISHED = ".fork"  # where the child's log is written; beside it lies no log yet
 _SHOWN = 20
 
 
@@ -86,9 +88,11 @@ def fork_session(
         session_id: Id of the child.
         clock: Epoch milliseconds.
 
+    The log comes to its place last, so where a fork was killed there is no session, and the next fork begins anew.
+
     Raises:
         ConfigError: CONFIG_INVALID, there is no such turn or it is open (the message names those that ended), the
-            parent is a log of another harness, or the directory is not empty, a link, or inside the parent.
+            parent is a log of another harness, or the directory is not empty, a link, inside the parent, or in use.
         LogError: LOG_INVALID, the parent is damaged up to the first seal behind that turn, or a file beside it is.
         StorageError: STORAGE_FAILED, the child cannot be written; nothing is left of it.
     """
@@ -99,14 +103,19 @@ def fork_session(
         )
     seed = _find_seed(source, turn)
     made = _prepare(directory, source)
-    try:
-        files, missing = _copy_files(source, directory, seed.files)
-        digest = _write_log(source, directory, seed, session_id, clock)
-    except BaseException as error:
-        _remove(directory, made=made)
-        if isinstance(error, OSError):
-            raise StorageError(f"the fork cannot be written to {directory}: {error.strerror or error}") from error
-        raise
+    with _claimed(directory):
+        unfinished = directory / _UNFINISHED
+        try:
+            unfinished.mkdir(mode=0o700)
+            files, missing = _copy_files(source, directory, seed.files)
+            digest = _write_log(source, unfinished, seed, session_id, clock)
+            (unfinished / LOG_NAME).rename(directory / LOG_NAME)
+            unfinished.rmdir()
+        except BaseException as error:
+            _remove(directory, made=made)
+            if isinstance(error, OSError):
+                raise StorageError(f"the fork cannot be written to {directory}: {error.strerror or error}") from error
+            raise
     parent = source.header["id"]
     return Fork(directory, session_id, parent, turn, seed.events + 1, digest, tuple(files), tuple(missing))
 
@@ -210,10 +219,10 @@ def _listed(turns: list[int]) -> str:
 
 
 def _prepare(directory: Path, source: SessionSource) -> bool:
-    """Make the directory, or take an empty one; returns whether it was made.
+    """Make the directory if it is not there; returns whether it was made.
 
     Raises:
-        ConfigError: It is a link, no directory, not empty, or inside the parent's.
+        ConfigError: It is a link, no directory, or inside the parent's.
         StorageError: It cannot be made.
     """
     real = os.path.realpath(directory)
@@ -225,9 +234,6 @@ def _prepare(directory: Path, source: SessionSource) -> bool:
         if directory.exists():
             if not directory.is_dir():
                 raise ConfigError(f"{directory}: is no directory", hint="name one that is empty or absent")
-            if os.listdir(directory):  # noqa: PTH208  # a list is closed, an iterator is not
-                raise ConfigError(f"{directory}: is not empty", hint="name a directory that is empty or absent")
-            directory.chmod(0o700)
             return False
         for missing in (*(each for each in reversed(directory.parents) if not each.exists()), directory):
             missing.mkdir(mode=0o700)
@@ -236,12 +242,42 @@ def _prepare(directory: Path, source: SessionSource) -> bool:
     return True
 
 
+@contextmanager
+def _claimed(directory: Path) -> Iterator[None]:
+    """Hold a directory for this process alone, empty or with what a killed fork left, which is taken away.
+
+    Raises:
+        ConfigError: Another process makes a fork there, or it holds something else.
+        StorageError: It cannot be held.
+    """
+    descriptor = -1
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        there = set(os.listdir(descriptor))  # noqa: PTH208  # of the directory that is held
+        if _UNFINISHED in there and there <= {_UNFINISHED, _SPILL, _MEDIA}:
+            _remove(directory, made=False)
+        elif there:
+            raise ConfigError(f"{directory}: is not empty", hint="name a directory that is empty or absent")
+        os.fchmod(descriptor, 0o700)
+        yield
+        os.fsync(descriptor)
+    except BlockingIOError as error:
+        raise ConfigError(f"{directory}: another fork is being made there", hint="name another directory") from error
+    except OSError as error:
+        raise StorageError(f"{directory} cannot be taken: {error.strerror}") from error
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
 def _remove(directory: Path, *, made: bool) -> None:
     """Take away what was written so far."""
-    for folder in (_SPILL, _MEDIA):
-        shutil.rmtree(directory / folder, ignore_errors=True)
     with suppress(OSError):
         (directory / LOG_NAME).unlink(missing_ok=True)
+    for folder in (_SPILL, _MEDIA, _UNFINISHED):  # the last one says what the others are
+        shutil.rmtree(directory / folder, ignore_errors=True)
+    with suppress(OSError):
         if made:
             directory.rmdir()
 

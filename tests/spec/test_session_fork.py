@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -361,6 +364,86 @@ def test_a_place_that_cannot_be_written_is_storage_failed(parent: SampleSession,
 
     with pytest.raises(StorageError):
         fork(parent.directory, tmp_path / "file" / "child")
+
+
+def test_subagents_stay_with_the_parent(tmp_path: Path) -> None:
+    """What they used is the parent's, and what the model saw of them stands in the log that the child takes over."""
+    with SampleSession(tmp_path / "parent") as session:
+        session.turn(steps=2)
+    header = {"parentSession": SAMPLE_ID, "delegationDepth": 1, "origin": "subagent"}
+    with SampleSession(tmp_path / "parent" / "subagents" / "child-1", session_id="child-1", header=header) as subagent:
+        subagent.turn(steps=1)
+    parent = open_session(str(tmp_path / "parent"))
+    assert [name for name, _ in parent.children()] == ["child-1"]
+
+    made = fork(tmp_path / "parent", tmp_path / "child", turn=1)
+
+    child = open_session(str(tmp_path / "child"))
+    assert (list(child.children()), made.missing) == ([], ())
+    result = verify_session(child, allow_open=True, dialects=dialects())
+    assert (result.requests_checked, result.requests_not_checked) == (2, 0)
+
+
+STOPPED = """
+import os, sys
+from runner.cli.main import run_cli
+from runner.session.log import SessionLog
+
+def stop(log, lines):
+    next(iter(lines))
+    os.kill(os.getpid(), int(sys.argv[1]))
+
+SessionLog.copy = stop
+run_cli(["session", "fork", sys.argv[2], "--turn", "2", "--output", sys.argv[3]])
+"""
+"""Forks, and gets a signal while the log is written."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_fork_that_is_killed_leaves_no_session(number: signal.Signals, parent: SampleSession, tmp_path: Path) -> None:
+    """What can be caught leaves nothing; else there is no log, and the next fork takes the place."""
+    parent.log.barrier()
+    child = tmp_path / "child"
+
+    ended = subprocess.run(
+        [sys.executable, "-c", STOPPED, str(int(number)), parent.directory, child], capture_output=True, check=False
+    )
+
+    assert (ended.returncode, ended.stdout) == (-number, b"")
+    if number is signal.SIGKILL:
+        assert sorted(path.name for path in child.iterdir()) == [".fork", "media", "spill"]
+        with pytest.raises(LogError, match="holds no session log"):
+            open_session(str(child))
+        (child / "spill" / "call_0_0.txt").write_bytes(b"of the fork that was killed")
+    else:
+        assert not child.exists()
+    made = fork(parent.directory, child)
+    assert verify_session(open_session(str(child)), allow_open=True).digest == made.digest
+    files = sorted(path.relative_to(child).as_posix() for path in child.rglob("*") if path.is_file())
+    assert files == sorted([*made.files, LOG_NAME])
+
+
+def test_what_lies_beside_a_killed_fork_is_not_removed(parent: SampleSession, tmp_path: Path) -> None:
+    """Only what a fork makes is taken away, and only where no log is in its place."""
+    for name in ("mine.txt", LOG_NAME):
+        write(tmp_path / name / ".fork" / LOG_NAME, b"")
+        write(tmp_path / name / name, b"mine")
+        with pytest.raises(ConfigError, match="is not empty"):
+            fork(parent.directory, tmp_path / name)
+        assert (tmp_path / name / name).read_bytes() == b"mine"
+
+
+def test_two_forks_at_once_do_not_meet(parent: SampleSession, tmp_path: Path) -> None:
+    """The second is refused, and takes nothing from the first."""
+
+    def clock() -> int:
+        with pytest.raises(ConfigError, match="another fork is being made there"):
+            fork(parent.directory, tmp_path / "child")
+        return NOW
+
+    fork_session(open_session(str(parent.directory)), tmp_path / "child", turn=2, session_id="first", clock=clock)
+
+    assert verify_session(open_session(str(tmp_path / "child")), allow_open=True).session == "first"
 
 
 def changed_file(session: SampleSession) -> None:
