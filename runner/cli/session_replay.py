@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 @click.option("--profile", required=True, metavar="NAME|FILE", help="Shipped profile or file; its model is not asked.")
 @click.option("--workspace", metavar="DIR", help="Where the recorded base is; the current directory if not given.")
 @click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Change a key of the profile.")
-@click.option("--artifacts", metavar="DIR", help="Directory for the artifacts; must be absent or empty.")
+@click.option(
+    "--artifacts", metavar="DIR", help="Directory for the artifacts; a new one where sessions lie if not given."
+)
 @click.option("--normalise", metavar="REGEX", multiple=True, help="What this matches may differ.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,6 @@ from runner.testing.model_server import ModelServer, chat_reply, json_reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from conftest import Finished, MakeRepo, Nightshift, ScriptedTask
 
@@ -109,6 +109,25 @@ def test_a_replay_in_a_fresh_copy_of_the_base_is_identical(recorder: Recorder, g
     assert {data["provider"] for data in replayed.data_of("request/sent")} == {"replay"}
     calls = [[data["callId"] for data in finished.data_of("tool/call")] for finished in (recorded, replayed)]
     assert calls[0] == calls[1]
+
+
+def test_without_a_directory_the_artifacts_of_a_replay_stay_where_sessions_lie(recorder: Recorder) -> None:
+    """The place is said, in the text and in the JSON, and what lies there is whole."""
+    recorded = recorder.record({"calls": [SHOW]}, DONE)
+    arguments = ("session", "replay", recorded.artifacts, "--profile", recorder.profile)
+
+    text = recorder.run(*arguments, "--workspace", recorder.workspace)
+    report = json.loads(recorder.run(*arguments, "--workspace", recorder.workspace, "--json").stdout)
+
+    assert (text.exit_code, report["identical"]) == (0, True)
+    said = text.stderr.splitlines()[-1]
+    assert said.startswith("artifacts: ")
+    places = [Path(said.removeprefix("artifacts: ")), Path(report["artifacts"])]
+    assert places[0] != places[1]
+    for place in places:
+        assert place.parent.name == "nightshift"
+        assert json.loads((place / "result.json").read_text())["code"] == "COMPLETED"
+        assert recorder.run("session", "verify", place.name).exit_code == 0
 
 
 def test_paths_that_the_model_named_are_those_of_the_copy(recorder: Recorder) -> None:
