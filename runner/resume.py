@@ -174,7 +174,10 @@ def recover_session(
         structure.apply(event)
         fold.apply(event)
 
-    log, _ = SessionLog.reopen(directory, clock=now_ms, fold=take, accept=lambda: _check_seed(header, past))
+    def last_time() -> int:
+        return past.time or int(header["createdAt"])  # how long the session lay there is no time of the run
+
+    log, _ = SessionLog.reopen(directory, clock=last_time, fold=take, accept=lambda: _check_seed(header, past))
     with log:
         over = past.ended is not None and sealed
         log.observers += [past.apply, fold.apply]

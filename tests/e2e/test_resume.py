@@ -15,8 +15,10 @@ import pytest
 import zstandard
 
 from runner.session import codec
+from runner.session import events as ev
 from runner.session.repair import OUTCOME_UNKNOWN
 from runner.session.store import open_session
+from runner.testing.sessions import SampleSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,6 +134,28 @@ def test_a_killed_run_is_recovered_once_and_goes_on_behind_it(run_nightshift: Ni
     assert "The run had ended (INTERNAL: " in told(finished)[0]
     assert "The workspace is as it was then." in told(finished)[0]
     assert_whole(run_nightshift, killed)
+
+
+@pytest.mark.parametrize("killed_in", ["nothing yet", "a turn", "no turn", "the end"])
+def test_the_time_until_a_recovery_counts_nowhere(killed_in: str, run_nightshift: Nightshift, tmp_path: Path) -> None:
+    """Wherever the run was killed: durationMs ends with the last event that it wrote itself."""
+    with SampleSession(tmp_path / "session") as session:
+        if killed_in != "nothing yet":
+            session.turn(steps=2)
+        if killed_in == "a turn":
+            session.start_turn()
+            session.start_step("Go on.")
+        elif killed_in == "the end":
+            session.log.append(ev.RunEnd(outcome="completed", code="COMPLETED", exit_code=0, turns=1, steps=2))
+    source = open_session(str(session.directory))
+    last = max([source.header["createdAt"], *(event.time for event in source.events())])
+
+    recovered = run_nightshift("recover", session.directory, "--json", artifacts=session.directory)
+
+    assert recovered.exit_code == 0, recovered.stderr
+    assert recovered.result["durationMs"] == last - source.header["createdAt"]
+    assert {event["time"] for event in recovered.events[-4:]} == {last}
+    assert_whole(run_nightshift, session.directory)
 
 
 def test_after_a_recovery_a_changed_workspace_is_told(run_nightshift: Nightshift, killed: Path) -> None:
