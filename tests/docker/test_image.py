@@ -135,7 +135,7 @@ RESTRICTIONS: dict[str, dict[str, Any]] = {
     "as uid 1000": {"user": "1000:1000", "environment": {"HOME": "/tmp"}},
     "as root": {"user": "root"},
     "as root without capabilities": {"user": "root", "cap_drop": ["ALL"]},
-    "with a read-only root": {"read_only": True, "tmpfs": {"/tmp": ""}},
+    "with a read-only root": {"environment": {"HOME": "/tmp"}, "read_only": True, "tmpfs": {"/tmp": ""}},
     "with all of it": {
         "user": "1000:1000",
         "environment": {"HOME": "/tmp"},
