@@ -152,11 +152,11 @@ RESTRICTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """A writable folder for any user, mounted at ``/work``, as an option of ``Built.run``."""
+    """A writable folder for any user, mounted at ``/volume``, as an option of ``Built.run``."""
     folder = tmp_path / "work"
     folder.mkdir()
     folder.chmod(0o777)
-    yield {"volumes": {str(folder): {"bind": "/work", "mode": "rw"}}}
+    yield {"volumes": {str(folder): {"bind": "/volume", "mode": "rw"}}}
     if os.getuid() != 0:
         run_command("sudo", "-n", "rm", "-rf", folder)
 
@@ -177,7 +177,7 @@ def test_in_any_container_landlock_is_chosen(built: Built, name: str) -> None:
 @pytest.mark.parametrize("name", RESTRICTIONS)
 def test_the_demo_passes_in_any_container(built: Built, name: str, volume: dict[str, Any]) -> None:
     """The whole task runs in a container without a network, under Landlock, and its check passes."""
-    script = f'exec python "$({DEMO})" quick /work/demo'
+    script = f'exec python "$({DEMO})" quick /volume/demo'
     demo = built.run(["-c", script], entrypoint="sh", **RESTRICTIONS[name], **volume)
 
     assert demo.exit_code == 0, demo.output
@@ -193,8 +193,8 @@ import json, os, pathlib, subprocess, sys
 from runner.testing.model_server import ModelServer, chat_reply
 
 mode = sys.argv[1]
-work = pathlib.Path("/work")
-(work / "repository" / "src").mkdir(parents=True)
+volume = pathlib.Path("/volume")
+(volume / "repository" / "src").mkdir(parents=True)
 rules = [{"id": "all", "tool": "*", "command": "any", "decision": "allow"}]
 call = chat_reply(calls=[("c1", "write_file", json.dumps({"path": "src/new", "content": "x"}))])
 with ModelServer([call, chat_reply("Done.")]) as server:
@@ -209,16 +209,16 @@ with ModelServer([call, chat_reply("Done.")]) as server:
         },
         "task": {"version": 1, "name": "t", "prompt": "Write.", "profile": "t.profile.yaml"},
     }.items():
-        (work / f"t.{name}.yaml").write_text(json.dumps(content))
-    places = ["--workspace", work / "repository", "--artifacts", work / "artifacts"]
+        (volume / f"t.{name}.yaml").write_text(json.dumps(content))
+    places = ["--workspace", volume / "repository", "--artifacts", volume / "artifacts"]
     done = subprocess.run(
-        ["nightshift", "run", work / "t.task.yaml", *places],
+        ["nightshift", "run", volume / "t.task.yaml", *places],
         env={**os.environ, "A_KEY": "sk-some-key-1"},
         capture_output=True,
         text=True,
     )
     requests = len(server.requests)
-files = sorted(path.name for path in (work / "repository").rglob("*") if path.is_file())
+files = sorted(path.name for path in (volume / "repository").rglob("*") if path.is_file())
 print(json.dumps({"exit": done.returncode, "requests": requests, "files": files, "stderr": done.stderr}))
 """
 

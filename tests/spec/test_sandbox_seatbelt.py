@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from runner.testing.sandbox import Box
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "seatbelt"
-WORK = "/Users/ci/work"
+WORK = "/opt/ci/project"
 STATE = "/private/var/folders/s1"
-HIDDEN = ("/Users/ci/.ssh", f"{WORK}/secrets/key")
+HIDDEN = ("/opt/ci/.ssh", f"{WORK}/secrets/key")
 
 WRITING = Layout(
     WORK,
@@ -34,10 +34,10 @@ WRITING = Layout(
         Root(f"{STATE}/tmp"),
         Root(f"{STATE}/home"),
         Root(WORK, protected=(f"{WORK}/.git", f"{WORK}/ci/deep/fix.task.yaml"), links=(f"{WORK}/ci/link.yaml",)),
-        Root("/Users/ci/cache"),
+        Root("/opt/ci/cache"),
         Root(f"{WORK}/.git/nested"),
     ),
-    readable=("/Users/ci/.ssh/known",),
+    readable=("/opt/ci/.ssh/known",),
     hidden=HIDDEN,
 )
 READING = Layout(WORK, (Root(f"{STATE}/tmp"),), readable=(WORK, f"{STATE}/home"), hidden=HIDDEN)
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[dict[str, Any], Layout]] = {
     "unix-sockets": ({"unix_sockets": True}, READING),
     "network-and-unix-sockets": ({"network": True, "unix_sockets": True}, READING),
     "unprotected-git": ({"unprotected_git": True}, Layout(WORK, (Root(f"{STATE}/tmp"), Root(WORK)), (), ())),
-    "odd-names": ({}, Layout(f"/Users/{ODD}", (Root(f"/Users/{ODD}", (f"/Users/{ODD}/.git",)),), (), (f"/x/{ODD}",))),
+    "odd-names": ({}, Layout(f"/opt/{ODD}", (Root(f"/opt/{ODD}", (f"/opt/{ODD}/.git",)),), (), (f"/x/{ODD}",))),
 }
 
 
@@ -118,8 +118,8 @@ def test_hidden_paths_cannot_be_read_unless_something_deeper_is_shown() -> None:
     read = {path: verdict(text, "file-read*", path) for path in ("/etc/hosts", *HIDDEN, f"{HIDDEN[0]}/id")}
 
     assert read == {"/etc/hosts": True, **dict.fromkeys((*HIDDEN, f"{HIDDEN[0]}/id"), False)}
-    assert verdict(text, "file-read*", "/Users/ci/.ssh/known/hosts")
-    assert not verdict(text, "file-write-data", "/Users/ci/.ssh/known/hosts")
+    assert verdict(text, "file-read*", "/opt/ci/.ssh/known/hosts")
+    assert not verdict(text, "file-write-data", "/opt/ci/.ssh/known/hosts")
 
 
 def test_nothing_above_what_stays_can_be_moved_away() -> None:
