@@ -20,6 +20,7 @@ from runner.approvals.policy import summarise
 from runner.approvals.resolver import Resolver
 from runner.compaction.policy import CompactionHook
 from runner.compaction.spill import Spill, SpillStore
+from runner.errors import InternalError
 from runner.hooks.repeat import RepeatHook
 from runner.hooks.retry import RetryHook
 from runner.providers.prices import cost_of
@@ -40,10 +41,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from runner.agent.loop import CallReport
     from runner.agent.past import Past
     from runner.cancellation import Cancellation
+    from runner.compaction.summary import Compacted
     from runner.config.spec import RunSpec
-    from runner.messages import JsonObject, ToolCallBlock, ToolSchema
+    from runner.messages import JsonObject, RequestHeader, ToolCallBlock, ToolSchema
     from runner.providers.base import ModelSpec, Provider
     from runner.redaction import Redactor
     from runner.sandbox.executor import Executor
@@ -241,6 +244,75 @@ def build_agent(
         missing = (spec.task.prompt, *spec.task.turns)[len(past.prompts) :]
         _go_on(inbox, past, prompts, [redactor.text(text)[0] for text in missing], redactor.text(notice)[0])
     return Agent(loop, registry, budget)
+
+
+def build_compactor(
+    spec: RunSpec,
+    *,
+    log: SessionLog,
+    directory: Path,
+    provider: Provider,
+    redactor: Redactor,
+    cancellation: Cancellation,
+    clock: Callable[[], float],
+    new_id: Callable[[], str],
+    past: Past,
+    header: RequestHeader,
+) -> Callable[[], Compacted]:
+    """What compacts a session's history by hand: one turn of a loop that has no tools to run.
+
+    Args:
+        spec: The configuration.
+        log: The open session log.
+        directory: The artifacts directory.
+        provider: The model.
+        redactor: Knows the secrets.
+        cancellation: Ends it.
+        clock: Monotonic seconds.
+        new_id: Gives ids.
+        past: The session so far.
+        header: System prompt and tools of the last request, which the provider may still have cached.
+    """
+    profile, model = spec.profile, spec.profile.model
+    compaction = compaction_for(profile.compaction, profile.compaction_models, model.model)
+    redacting = RedactingProvider(
+        provider, redactor, report=lambda count: log.append(Redaction(kind="secret", count=count, where="answer"))
+    )
+    hook = CompactionHook(compaction, provider=model.provider, model=model.model, compact_at=(), new_id=new_id)
+    loop = Loop(
+        log=log,
+        provider=redacting,
+        config=call_config(model),
+        system=header["system"],
+        tools=header["tools"],
+        window=model.context_window,
+        max_output=model.max_output_tokens,
+        min_output=compaction.min_output,
+        steady_output=model.context_window - compaction.threshold(model.context_window),
+        budget=Budget(profile.limits, clock=clock, used=past.used),
+        past=past,
+        inbox=Inbox(log.append, past.queues),
+        calls=_NoCalls(),
+        hooks=[RetryHook(profile.retry, random=random.random)],
+        cancellation=cancellation,
+        clock=clock,
+        new_id=new_id,
+        cost_of=lambda usage: cost_of(usage, model.prices),
+        summary_cost_of=lambda usage: cost_of(usage, profile.summary_prices or model.prices),
+        attempts=profile.retry.attempts,
+        media=MediaStore(str(directory)).read,
+    )
+    return lambda: loop.compact(hook.summarise)
+
+
+class _NoCalls:
+    """Where no call may be run."""
+
+    def run(self, calls: Sequence[ToolCallBlock], *, turn: int, step: int) -> CallReport:
+        raise InternalError(f"{len(calls)} calls in a turn {turn} that only compacts, step {step}")
+
+    def end_turn(self) -> list[str]:
+        return []
 
 
 def _go_on(inbox: Inbox, past: Past, prompts: PromptBuilder, missing: Sequence[str], notice: str) -> None:

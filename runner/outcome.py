@@ -280,6 +280,16 @@ def cancelled_by(signal: str) -> Cause:
     return Cause(ErrorCode.CANCELLED, f"cancelled by {signal}", signal=signal)
 
 
+def cause_of_end(event: ev.RunEnd) -> Cause | None:
+    """Why a run ended as its ``run/end`` says, None for a completed one."""
+    if event.code == ErrorCode.COMPLETED.name:
+        return None
+    code = terminal_code(event.code, ErrorCode.INTERNAL)
+    message = (event.error or {}).get("message")
+    signal = {number: name for name, number in SIGNAL_EXIT_CODES.items()}.get(event.exit_code)
+    return Cause(code, message if isinstance(message, str) else code.meaning, signal=signal)
+
+
 class OutcomeFold:
     """Folds events one by one; ``outcome`` may be asked at any point and changes nothing."""
 
@@ -456,12 +466,9 @@ class OutcomeFold:
 
     def _run_end(self, event: ev.RunEnd) -> None:
         # What decided may stand nowhere else in the log (storage, sandbox, a missing output).
-        code = terminal_code(event.code, ErrorCode.INTERNAL)
-        if event.code == ErrorCode.COMPLETED.name or any(cause.code is code for cause in self._causes):
-            return
-        message = (event.error or {}).get("message")
-        signal = {number: name for name, number in SIGNAL_EXIT_CODES.items()}.get(event.exit_code)
-        self._log(Cause(code, message if isinstance(message, str) else code.meaning, signal=signal))
+        ended = cause_of_end(event)
+        if ended is not None and not any(cause.code is ended.code for cause in self._causes):
+            self._log(ended)
 
     def _run_resume(self, _: ev.RunResume) -> None:
         self._forget_evidence()

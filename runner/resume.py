@@ -1,8 +1,9 @@
-"""A session that goes on: resumed behind its closed events, or closed and published for good.
+"""A session that goes on: resumed behind its closed events, compacted, or closed and published for good.
 
 A session is data. What it says of ids, seals, base and patch is checked before anything is written, and what may be
 run, read and written comes from the configuration that was loaded anew. Writes ``run/resume`` through ``runner.run``,
-and the closing events of ``runner.session.repair``. The history is taken over as it is, so the prefix stays cached.
+and the closing events of ``runner.session.repair``. The history is taken over as it is, so the prefix stays cached
+unless a compaction is asked for.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.errors import ConfigError, ErrorCode, LogError
-from runner.outcome import Cause
+from runner.errors import ConfigError, ErrorCode, LogError, RunnerError
+from runner.outcome import Cause, cause_of_end
+from runner.record import record
 from runner.redaction import Redactor
 from runner.run import (
     Begun,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from runner.artifacts.facts import RunFold
     from runner.artifacts.patch import PatchInfo
     from runner.cancellation import Cancellation
+    from runner.compaction.summary import Compacted
     from runner.config.spec import RunSpec
     from runner.messages import JsonObject
     from runner.session.structure import Structure
@@ -221,6 +224,150 @@ def recover_session(
             if run.executor is not None:
                 run.executor.close()
             begun.provider.close()
+
+
+@record
+class CompactedSession:
+    """What ``session compact`` did: messages folded into a summary (0: nothing to compact), occupancy and window."""
+
+    session: str
+    directory: Path
+    folded: int
+    before: int
+    after: int
+    window: int
+
+
+def compact_session(
+    spec: RunSpec,
+    directory: Path,
+    *,
+    environ: Mapping[str, str],
+    cancellation: Cancellation,
+) -> CompactedSession:
+    """Replace the older part of a session's history by a summary. Runs nothing of the task.
+
+    A session whose run was killed stays as open as it was. One whose run ended is published anew with the same
+    outcome. Where there is nothing to compact, nothing is written.
+
+    Args:
+        spec: The configuration, loaded anew; it must be the one that the session began with.
+        directory: The artifacts directory.
+        environ: Environment variables of the process.
+        cancellation: Goes up on a signal.
+
+    Raises:
+        RunnerError: As for ``resume_task``; CONTEXT_EXHAUSTED, no summary could be had; or a limit is reached. The
+            session can still be resumed.
+    """
+    from runner.agent.settings import compaction_for
+    from runner.compaction.summary import older_part
+    from runner.providers.registry import skip_answered
+    from runner.session.repair import close
+
+    begun = begin(spec, environ)
+    profile, window = spec.profile, spec.profile.model.context_window
+    keep = compaction_for(profile.compaction, profile.compaction_models, profile.model.model).keep
+    header, past, structure, fold = _folds(directory, begun)
+
+    def take(event: ev.Event) -> None:
+        past.apply(event)
+        structure.apply(event)
+        fold.apply(event)
+
+    def accept() -> None:
+        _check_seed(header, past)
+        _refuse_changes(begun, past, accept_changes=False)
+        if past.header is None or older_part(past.projection.nodes, keep_tokens=int(keep * window)) is None:
+            raise _NothingToCompactError
+
+    try:
+        log, _ = SessionLog.reopen(directory, clock=now_ms, fold=take, accept=accept)
+    except _NothingToCompactError:
+        held = 0 if past.header is None else past.occupancy.of(past.header, past.projection)
+        return CompactedSession(header["id"], directory, 0, held, held, window)
+    with log:
+        log.observers += [past.apply, fold.apply]
+        log.append_many(close(structure, next_seq=log.next_seq, time=past.time))
+        ended, written = past.ended, dict(past.written)
+        log.append(ev.RunResume(previous_seal=past.seal, changes=[]))
+        log.observers.remove(past.apply)  # from here on the loop keeps the history
+        skip_answered(begun.provider, past.answered)
+        try:
+            done = _compact(begun, directory, log, past, cancellation)
+        finally:
+            begun.provider.close()
+            if ended is None:
+                log.seal()
+            else:
+                _publish_again(begun, directory, log, fold, ended, written)
+    if done.failure is not None:
+        raise RunnerError(
+            f"no summary could be made: {done.failure}",
+            code=ErrorCode.CONTEXT_EXHAUSTED,
+            hint="the session is as it was, and can be resumed",
+        )
+    return CompactedSession(header["id"], directory, done.folded, done.before, done.after, window)
+
+
+class _NothingToCompactError(Exception):
+    """Leaves a log as it is."""
+
+
+def _compact(begun: Begun, directory: Path, log: SessionLog, past: Past, cancellation: Cancellation) -> Compacted:
+    import time
+    import uuid
+
+    from runner.assembly import build_compactor
+
+    assert past.header is not None
+    return build_compactor(
+        begun.spec,
+        log=log,
+        directory=directory,
+        provider=begun.provider,
+        redactor=begun.redactor,
+        cancellation=cancellation,
+        clock=time.monotonic,
+        new_id=lambda: str(uuid.uuid4()),
+        past=past,
+        header=past.header,
+    )()
+
+
+def _publish_again(
+    begun: Begun,
+    directory: Path,
+    log: SessionLog,
+    fold: RunFold,
+    ended: ev.RunEnd,
+    written: Mapping[str, ev.ArtifactWritten],
+) -> None:
+    """End a session as it had ended before, with the artifacts it had; its reports are made anew."""
+    from runner.artifacts.publish import SUMMARY_NAME, USAGE_NAME, ArtifactStore
+
+    patch = _patch_of(directory)
+    store = ArtifactStore(directory, append=log.append, redactor=begun.redactor)
+    cause = cause_of_end(ended)
+    for path, each in written.items():
+        if path not in (USAGE_NAME, SUMMARY_NAME):
+            store.add(path, name=each.name)
+    outcome = fold.outcome.outcome(causes=[] if cause is None else [cause])
+    publish_log(log, directory, fold, store, outcome, patch)
+
+
+def _patch_of(directory: Path) -> PatchInfo | None:
+    """What ``result.json`` says of the patch; it is shown, nothing is done on its word."""
+    import json
+
+    from runner.artifacts.patch import PatchInfo
+
+    try:
+        said = json.loads((directory / "result.json").read_bytes())["patch"]
+        files, insertions, deletions = (int(said[key]) for key in ("files", "insertions", "deletions"))
+        return PatchInfo(files=files, insertions=insertions, deletions=deletions, tree=str(said["tree"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def last_end(directory: Path) -> tuple[ev.RunEnd | None, bool]:

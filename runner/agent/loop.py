@@ -7,7 +7,7 @@ is append-only here; only compaction, through ``before_request``, may replace a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from runner import diagnostics
 from runner.agent.budget import LimitExceeded, LimitState, RunStopped, amounts_of
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _TOKEN_STEP = 2_000
 """Where there is not even room for ``steady_output``, ``maxTokens`` is lowered in steps of this size."""
+
+Result = TypeVar("Result")
 
 _BY_HOOKS = ("compaction/start", "compaction/summary", "compaction/end", "compaction/prune")
 """Events that ``before_request`` may write beside those that replace a part of the history."""
@@ -257,6 +259,23 @@ class Loop:
                 return
         if self._cancellation.reason == "wall" and not self._limited:
             self._log_limit(self._wall_state())
+
+    def compact(self, compaction: Callable[[Loop], Result]) -> Result:
+        """A turn without steps, in which nothing happens but ``compaction``; returns what that returns.
+
+        Raises:
+            RunnerError: It failed, or a limit does not allow it. The turn is closed.
+        """
+        self.turn += 1
+        self._append(ev.TurnStart(turn=self.turn))
+        try:
+            return compaction(self)
+        except LimitExceeded as limit:
+            raise RunnerError(str(limit), code=limit.state.code, hint="raise the limit in the profile") from limit
+        except Stop as stop:
+            raise RunnerError(f"stopped: {stop}", code=ErrorCode.CANCELLED) from stop
+        finally:
+            self._append(ev.TurnEnd(turn=self.turn, reason={"kind": "completed"}))
 
     def _run_turn(self) -> bool:
         """One turn; returns whether another may follow."""

@@ -78,6 +78,7 @@ class Past:
         self._summary_cost_of = summary_cost_of or cost_of
         self._seed = seed
         self._asking = False
+        self._before_turn = (False, 0)
         self._used: dict[str, float] = dict.fromkeys(COUNTED, 0)
         self._milliseconds = 0
         self._first_time: int | None = None
@@ -178,13 +179,19 @@ class Past:
     # --- turns and what enters them -----------------------------------------------------------
 
     def _turn_start(self, event: ev.TurnStart) -> None:
+        self._before_turn = (self.completed, self.step)
         self.turn = event.turn
         self.completed = False
         self._charge(event, "turns", 1)
 
     def _turn_end(self, event: ev.TurnEnd) -> None:
         kind = event.reason.get("kind")
-        self.completed = kind == "completed"
+        completed, step = self._before_turn
+        if kind == "completed" and self.step == step:  # it had none: a compaction by hand
+            self._charge(event, "turns", -1)
+            self.completed = completed
+        else:
+            self.completed = kind == "completed"
         if kind == "error" and self._asking:
             self._settled()
 

@@ -75,6 +75,16 @@ CONTEXT_FIELDS = (
 )
 """The field table of ``session show --context``."""
 
+COMPACT_FIELDS = (
+    Field("schemaVersion", "integer", "Version of this format."),
+    Field("sessionId", "string", "Id of the session."),
+    Field("folded", "integer", "Messages that the summary stands for; 0: there was nothing to compact."),
+    Field("before", "integer", "Tokens that the next request would have held."),
+    Field("after", "integer", "Tokens that it holds now."),
+    Field("window", "integer", "Context window in tokens."),
+)
+"""The field table of ``session compact``."""
+
 KINDS = (
     "prompts",
     "state",

@@ -85,13 +85,14 @@ def ordered(fields: Sequence[Field], values: JsonObject) -> JsonObject:
 
 def build_schemas() -> dict[str, JsonObject]:
     """File name in ``configs/schema`` → JSON Schema."""
-    from runner.artifacts.context import CONTEXT_FIELDS
+    from runner.artifacts.context import COMPACT_FIELDS, CONTEXT_FIELDS
     from runner.artifacts.result import RESULT_FIELDS
     from runner.artifacts.usage import USAGE_FIELDS
 
     tables = {
         "result": ("nightshift result.json", RESULT_FIELDS),
         "usage": ("nightshift usage.json", USAGE_FIELDS),
+        "compact": ("nightshift session compact --json", COMPACT_FIELDS),
         "context": ("nightshift session show --context --json", CONTEXT_FIELDS),
     }
     schemas = {
@@ -201,7 +202,7 @@ commit."""
 
 def reference_parts() -> list[str | tuple[tuple[str, ...], list[tuple[str, ...]]]]:
     """The parts of the reference page: text, and tables as ``(columns, rows)``."""
-    from runner.artifacts.context import CONTEXT_FIELDS
+    from runner.artifacts.context import COMPACT_FIELDS, CONTEXT_FIELDS
     from runner.artifacts.result import RESULT_FIELDS
     from runner.artifacts.usage import USAGE_FIELDS
 
@@ -223,6 +224,9 @@ def reference_parts() -> list[str | tuple[tuple[str, ...], list[tuple[str, ...]]
         "## session show --context STEP --json",
         "No file, but an answer about one step. JSON Schema: `configs/schema/context.schema.json`.",
         (columns, list(field_rows(CONTEXT_FIELDS))),
+        "## session compact --json",
+        "JSON Schema: `configs/schema/compact.schema.json`.",
+        (columns, list(field_rows(COMPACT_FIELDS))),
     ]
 
 

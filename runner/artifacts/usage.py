@@ -351,11 +351,11 @@ class UsageFold:
 
     def _request_sent(self, event: ev.RequestSent) -> None:
         self._sent += 1
-        row = self._row(event.turn, event.step, event.time)
         if event.purpose == "summary":
             row = self._summary_row(event.turn, event.time)
-        elif event.purpose == "repair":
-            row.purpose = "repair"
+        else:
+            row = self._row(event.turn, event.step, event.time)
+            row.purpose = "repair" if event.purpose == "repair" else row.purpose
         row.attempts += 1
 
     def _retry_started(self, event: ev.LlmRetryStarted) -> None:

@@ -42,7 +42,7 @@ def command(session: str, task: str | None, artifacts: str | None, *, accept_cha
     from runner.session.store import session_directory
 
     directory, header = session_directory(session)
-    noted = _command(directory, header["id"], read_options(task=task, **options))
+    noted = command_of(directory, header["id"], read_options(task=task, **options))
     spec = load_command(noted, check_credentials=True)
     say(f"going on with {header['id']} in {directory}")
 
@@ -59,7 +59,7 @@ def command(session: str, task: str | None, artifacts: str | None, *, accept_cha
     return carry_out(start, noted, **output)
 
 
-def _command(directory: Path, session: str, given: JsonObject) -> JsonObject:
+def command_of(directory: Path, session: str, given: JsonObject) -> JsonObject:
     """The options of the run: those given now, over those noted when it was started here.
 
     Raises:

@@ -12,7 +12,7 @@ def command(name: str, as_json: bool) -> None:  # noqa: ARG001  # see its help
     """Print the JSON Schema NAME.
 
     Formats of files: task, profile, policy, script. Formats of output: plan, policy-check, policy-test,
-    result, usage, context, event.
+    result, usage, context, compact, event.
     """
     from runner.config.load import near_miss
     from runner.config.shape import shipped_directory

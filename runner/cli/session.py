@@ -1,7 +1,7 @@
-"""``nightshift session``: show, measure, verify, export and fork session logs; print a request.
+"""``nightshift session``: show, measure, verify, export, fork and compact session logs; print a request.
 
-Reads only, apart from what ``export`` and ``fork`` are told to write. SESSION is an id, an artifacts directory,
-a ``.jsonl``, a ``.jsonl.zst`` or ``.zstd``, or an exported ZIP, of ours or of dsh.
+Reads only, apart from what ``export``, ``fork`` and ``compact`` are told to write. SESSION is an id, an artifacts
+directory, a ``.jsonl``, a ``.jsonl.zst`` or ``.zstd``, or an exported ZIP, of ours or of dsh.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runner.cli import session_replay
+from runner.cli import session_compact, session_replay
 from runner.cli.output import say
 from runner.figures import counted
 from runner.neutral import neutral_json, neutral_line
@@ -35,12 +35,13 @@ _BATCH = 64 * 1024
 
 @click.group()
 def command() -> None:
-    """Show, measure, verify, export, fork and replay session logs.
+    """Show, measure, verify, export, fork, compact and replay session logs.
 
     SESSION is an id, an artifacts directory, a .jsonl, a .jsonl.zst or .zstd, or an exported ZIP.
     """
 
 
+command.add_command(session_compact.command)
 command.add_command(session_replay.command)
 
 

@@ -88,6 +88,19 @@ def cut_index(nodes: Sequence[Event], *, start: int, keep_tokens: int) -> int:
     return cut
 
 
+def older_part(nodes: Sequence[Event], *, keep_tokens: int, least: int = 1) -> tuple[int, int] | None:
+    """First node, and the one behind the last, of what a summary would replace; None if that is nothing.
+
+    There has to be an answer of the model in it, and it holds at least ``least`` tokens.
+    """
+    start = opening_length(nodes)
+    end = cut_index(nodes, start=start, keep_tokens=keep_tokens)
+    older = nodes[start:end]
+    if not any(isinstance(node, AssistantMessage) for node in older) or sum(map(_size, older)) < least:
+        return None
+    return start, end
+
+
 def _last_group(nodes: Sequence[Event], start: int) -> int:
     """First node of what has just entered, and of the calls and results it stands behind."""
     index = len(nodes)
@@ -142,12 +155,11 @@ class Summariser:
             least: Tokens of the smallest older part that is worth a summary.
             make_room: Shortens messages in place, without changing their number; says whether it could.
         """
-        nodes, before = access.projection.nodes, access.occupancy()
-        start = opening_length(nodes)
-        end = cut_index(nodes, start=start, keep_tokens=int(self._spec.keep * access.window))
-        older = nodes[start:end]
-        if not any(isinstance(node, AssistantMessage) for node in older) or sum(map(_size, older)) < least:
+        before = access.occupancy()
+        older = older_part(access.projection.nodes, keep_tokens=int(self._spec.keep * access.window), least=least)
+        if older is None:
             return Compacted(0, before, before)
+        start, end = older
         compaction_id = self._new_id()
         access.append(CompactionStart(compaction_id=compaction_id, turn=access.turn))
         self._refused = None

@@ -76,7 +76,7 @@ class Structure:
             AssistantMessage: self._answer,
             ToolCall: self._call,
             ToolResult: self._result,
-            RequestSent: self._inside,
+            RequestSent: self._sent,
             ApprovalAsked: self._ask,
             ApprovalDecided: self._decide,
             CompactionStart: self._compaction_start,
@@ -155,6 +155,11 @@ class Structure:
                 f"it belongs to turn {event.turn}, step {event.step}, and "
                 f"{_named('turn', self.turn)}, {_named('step', self.step)} is open",
             )
+
+    def _sent(self, event: RequestSent) -> None:
+        # A compaction that was asked for by hand makes its request in a turn without steps.
+        if not (event.purpose == "summary" and self._compactions and self.step is None and event.turn == self.turn):
+            self._inside(event)
 
     # --- calls --------------------------------------------------------------------------------
 
