@@ -224,9 +224,15 @@ def test_a_denial_by_the_sandbox_is_a_result_that_names_escalation(
 
 
 def listing(folder: Path) -> dict[str, tuple[int, bytes | None]]:
-    """Each path below a folder: when it was changed, and its content."""
+    """Each path below a folder: when it was changed, and its content.
+
+    Not the times in ``.git``: git refreshes those of objects that it would write and finds.
+    """
     return {
-        str(path): (path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
+        str(path): (
+            0 if ".git" in path.parts else path.lstat().st_mtime_ns,
+            path.read_bytes() if path.is_file() else None,
+        )
         for path in (folder, *folder.rglob("*"))
     }
 
