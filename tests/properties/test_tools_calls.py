@@ -26,8 +26,11 @@ from runner.sandbox.base import SandboxSpec
 from runner.sandbox.executor import Executor, session_policy
 from runner.session.events import ApprovalAsked, ApprovalDecided, StepStart, TurnStart
 from runner.session.log import SessionLog
+from runner.session.media import MediaStore
 from runner.tools.base import ToolOutcome
 from runner.tools.builtin.files import EditFile, ReadFile, WriteFile
+from runner.tools.builtin.finding import ReportFinding
+from runner.tools.builtin.patch import ApplyPatch
 from runner.tools.builtin.search import Glob, Grep
 from runner.tools.builtin.shell import Shell
 from runner.tools.builtin.todo import Todo
@@ -48,10 +51,25 @@ _INSIDE = (PathPattern.of("**"),)
 
 BOUNDED = settings(max_examples=150, deadline=None)
 
-_names = st.sampled_from(["shell", "read_file", "write_file", "edit_file", "glob", "grep", "todo", "other", ""])
+_names = st.sampled_from(
+    [
+        "shell",
+        "read_file",
+        "write_file",
+        "edit_file",
+        "glob",
+        "grep",
+        "todo",
+        "apply_patch",
+        "report_finding",
+        "other",
+        "",
+    ]
+)
 _keys = st.sampled_from(
     ["command", "path", "content", "edits", "pattern", "glob", "todos", "offset", "limit", "old", "new", "status",
-     "timeout", "background", "sandbox_permissions", "justification", "x"]
+     "timeout", "background", "sandbox_permissions", "justification", "patch", "severity", "message", "line",
+     "endLine", "x"]
 )  # fmt: skip
 _words = st.sampled_from(
     ["a", "sub/a", "sub", "../x", "/", "/etc/passwd", "", ".", "~", "a\0", "*", "**/*", "[", "(", "(a|b)", "spill:c1",
@@ -66,14 +84,32 @@ _values = st.recursive(
 @st.composite
 def _likely(draw: st.DrawFn) -> tuple[str, Any]:
     """A call with the right keys, often with the right types."""
-    name = draw(st.sampled_from(["read_file", "write_file", "edit_file", "glob", "grep", "todo"]))
+    name = draw(
+        st.sampled_from(
+            ["read_file", "write_file", "edit_file", "apply_patch", "glob", "grep", "todo", "report_finding"]
+        )
+    )
     word = _words | st.text(max_size=12)
     number = st.integers(min_value=-2, max_value=10**20)
+    hunk = st.tuples(st.integers(0, 3), st.sampled_from(["one", "two", "x"]), st.sampled_from(["1", "caf\xe9", ""]))
+    patch = st.builds(
+        lambda old, new, hunks: (
+            f"--- {old}\n+++ {new}\n" + "".join(f"@@ -{n} +{n} @@\n-{a}\n+{b}\n" for n, a, b in hunks)
+        ),
+        word,
+        word,
+        st.lists(hunk, max_size=2),
+    )
     edit = st.fixed_dictionaries({"old": word, "new": word})
     shapes: dict[str, st.SearchStrategy[Any]] = {
         "read_file": st.fixed_dictionaries({"path": word}, optional={"offset": number, "limit": number}),
         "write_file": st.fixed_dictionaries({"path": word, "content": word}),
         "edit_file": st.fixed_dictionaries({"path": word, "edits": st.lists(edit, max_size=3)}),
+        "apply_patch": st.fixed_dictionaries({"patch": st.lists(patch, max_size=3).map("".join)}),
+        "report_finding": st.fixed_dictionaries(
+            {"path": word, "severity": st.sampled_from(["error", "note", "bad"]), "message": word},
+            optional={"line": number, "endLine": number, "rule": word},
+        ),
         "glob": st.fixed_dictionaries({"pattern": word}, optional={"path": word}),
         "grep": st.fixed_dictionaries({"pattern": word}, optional={"path": word, "glob": word}),
         "todo": st.fixed_dictionaries({"todos": st.lists(st.fixed_dictionaries({"content": word, "status": word}))}),
@@ -100,6 +136,7 @@ class Bench:
             environment={"PATH": "/usr/bin:/bin"},
         )
         self.executor = Executor(None, policy)
+        media = MediaStore(str(root))
         store = SpillStore(str(root / "spill"))
         spill = Spill(store, spec=CompactionSpec(), window=64_000, redactor=Redactor({}))
         self.events: list[Event] = []
@@ -108,12 +145,14 @@ class Bench:
             registry=Registry(
                 [
                     Shell(self.executor, overflow=str(root / "overflow")),
-                    ReadFile(self.executor, page_bytes=spill.page_bytes, spill=store.read),
+                    ReadFile(self.executor, page_bytes=spill.page_bytes, spill=store.read, keep_image=media.write),
                     WriteFile(self.executor),
                     EditFile(self.executor),
+                    ApplyPatch(self.executor),
                     Glob(self.executor),
                     Grep(self.executor, page_bytes=spill.page_bytes),
                     Todo(),
+                    ReportFinding(self.executor),
                 ]
             ),
             mode=Mode.DANGER_FULL_ACCESS,
