@@ -29,6 +29,7 @@ from runner.run import (
     make_run_patch,
     now_ms,
     publish_log,
+    resume_event,
     run_in_log,
 )
 from runner.session import events as ev
@@ -290,7 +291,7 @@ def compact_session(
         log.observers += [past.apply, fold.apply]
         log.append_many(close(structure, next_seq=log.next_seq, time=past.time))
         ended, written = past.ended, dict(past.written)
-        log.append(ev.RunResume(previous_seal=past.seal, changes=[]))
+        log.append(resume_event(fold, begun.redactor.value(begun.spec.config)[0], past.seal, []))
         log.observers.remove(past.apply)  # from here on the loop keeps the history
         skip_answered(begun.provider, past.answered)
         try:

@@ -468,6 +468,12 @@ def _network_of(spec: SandboxSpec) -> str | JsonObject:
     return "on" if spec.network else "off"
 
 
+def resume_event(fold: RunFold, config: JsonObject, seal: str | None, changes: list[str]) -> ev.RunResume:
+    """The ``run/resume`` of a session; ``config`` stands in it if it is not the one in force in what ``fold`` saw."""
+    fresh = None if config == fold.facts.config else config
+    return ev.RunResume(previous_seal=seal, changes=changes, config=fresh)
+
+
 def _open_session(run: Run, *, tools: Sequence[Any]) -> None:
     """The first events of a fresh log, or of one that goes on."""
     from runner.config.effective import digest
@@ -477,7 +483,7 @@ def _open_session(run: Run, *, tools: Sequence[Any]) -> None:
         changes = list(run.resumed.changes)
         if tools and run.past.start is not None and digest(list(tools)) != run.past.start.tools_digest:
             changes.append("tools")
-        run.log.append(ev.RunResume(previous_seal=run.past.seal, changes=changes))
+        run.log.append(resume_event(run.fold, run.redactor.value(run.spec.config)[0], run.past.seal, changes))
         if any(key.startswith("profile.permission_mode") for key in changes):
             run.log.append_many(
                 [ev.PermissionPreset(preset=profile.mode.value), ev.SandboxModeEvent(mode=profile.mode.value)]

@@ -169,8 +169,10 @@ class FactsFold:
         # Repair closes what a kill cut off, and what follows may have been written long after.
         self._cut = event.reason.get("kind") == "interrupted"
 
-    def _run_resume(self, _: ev.RunResume) -> None:
+    def _run_resume(self, event: ev.RunResume) -> None:
         self.facts.resumes += 1
+        if event.config is not None:
+            self.facts.config = event.config
 
     def _user_message(self, event: ev.UserMessage) -> None:
         if event.source.get("kind") != "user" or isinstance(event.surface_op, dict):

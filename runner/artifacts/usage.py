@@ -9,7 +9,7 @@ grows by one row a request and one number a message. Reads events only; no effec
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from runner.artifacts.schema import SCHEMA_VERSION, Field, ordered
 from runner.messages import add_usage
@@ -127,14 +127,23 @@ USAGE_FIELDS = (
 _FREE_PROVIDERS = ("scripted", "replay")
 
 
+class _Declared(NamedTuple):
+    """Prices of a configuration, which are for its model alone."""
+
+    model: str | None
+    prices: Prices
+
+
 class _Row:
-    """One model request with its retries."""
+    """One model request with its retries; ``declared`` and ``given`` are the prices that held when it was made."""
 
     __slots__ = (
         "answered",
         "attempts",
         "chunk_usage",
+        "declared",
         "duration",
+        "given",
         "model",
         "provider",
         "purpose",
@@ -145,7 +154,11 @@ class _Row:
         "usage",
     )
 
-    def __init__(self, turn: int, step: int, purpose: str, started: int) -> None:
+    def __init__(
+        self, turn: int, step: int, purpose: str, started: int, *, declared: _Declared | None, given: Prices | None
+    ) -> None:
+        self.declared = declared
+        self.given = given
         self.turn = turn
         self.step = step
         self.purpose = purpose
@@ -230,20 +243,43 @@ class _Context:
         return max(0, self._anchor + self._sum)
 
 
+def _declared_prices(config: JsonObject) -> _Declared | None:
+    from runner.providers.base import Prices
+
+    profile = config.get("profile")
+    model = profile.get("model") if isinstance(profile, dict) else config.get("model")
+    prices = model.get("prices") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(prices, dict):
+        return None
+    known = {name: float(price) for name, price in prices.items() if isinstance(price, (int, float))}
+    return _Declared(
+        model.get("model"),
+        Prices(
+            input=known.get("input"),
+            cache_read=known.get("cache_read"),
+            cache_write=known.get("cache_write"),
+            output=known.get("output"),
+            currency=str(prices.get("currency") or "USD"),
+        ),
+    )
+
+
 class UsageFold:
     """Folds events one by one; ``usage`` may be asked at any point and changes nothing.
 
+    An answer costs what the configuration in force declares: that of ``run/start``, or of the ``run/resume`` since.
+
     Args:
         header: Header of the log: gives the id, and ``seedLength`` of a fork.
-        prices: Prices of the answers in a log whose ``run/start`` declares none; what it declares is for its model
-            alone. None takes those of the list of known models.
+        prices: Prices of the answers under a configuration that declares none, the last one of the log; what is
+            declared is for its model alone. None takes those of the list of known models.
     """
 
     def __init__(self, *, header: JsonObject | None = None, prices: Prices | None = None) -> None:
         self._session_id = (header or {}).get("id")
         self._seed = (header or {}).get("seedLength") or 0
         self._given = prices
-        self._configured: tuple[str | None, Prices] | None = None
+        self._configured: _Declared | None = None
         self._window: int | None = None
         self._provider: str | None = None
         self._model: str | None = None
@@ -286,7 +322,9 @@ class UsageFold:
         elif isinstance(event, ev.RequestContext):
             self._window, self._provider, self._model = event.context_window, event.provider, event.model
         elif isinstance(event, ev.RunStart):
-            self._run_start(event)
+            self._configured = _declared_prices(event.config)
+        elif isinstance(event, ev.RunResume) and event.config is not None:
+            self._reconfigure(event.config)
         rule = self._rules.get(type(event))
         if rule is not None and not 0 <= event.seq < self._seed:
             rule(event)
@@ -311,25 +349,11 @@ class UsageFold:
         self._provider = config.get("provider") or self._provider
         self._model = config.get("model") or self._model
 
-    def _run_start(self, event: ev.RunStart) -> None:
-        from runner.providers.base import Prices
-
-        profile = event.config.get("profile")
-        model = profile.get("model") if isinstance(profile, dict) else event.config.get("model")
-        if not isinstance(model, dict):
-            return
-        prices = model.get("prices")
-        if not isinstance(prices, dict):
-            return
-        known = {name: float(price) for name, price in prices.items() if isinstance(price, (int, float))}
-        prices_known = Prices(
-            input=known.get("input"),
-            cache_read=known.get("cache_read"),
-            cache_write=known.get("cache_write"),
-            output=known.get("output"),
-            currency=str(prices.get("currency") or "USD"),
-        )
-        self._configured = (model.get("model"), prices_known)
+    def _reconfigure(self, config: JsonObject) -> None:
+        """A run goes on with other settings: its prices are not those of the answers before."""
+        for row in self._rows:
+            row.given = None
+        self._configured = _declared_prices(config)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -337,9 +361,12 @@ class UsageFold:
         """The row of the step's own request; a log that starts in the middle gets one on the way."""
         row = self._step
         if row is None or (row.turn, row.step) != (turn, step):
-            row = self._step = _Row(turn, step, "main", time)
+            row = self._step = self._new_row(turn, step, "main", time)
             self._rows.append(row)
         return row
+
+    def _new_row(self, turn: int, step: int, purpose: str, time: int) -> _Row:
+        return _Row(turn, step, purpose, time, declared=self._configured, given=self._given)
 
     def _step_start(self, event: ev.StepStart) -> None:
         self._row(event.turn, event.step, event.time)
@@ -384,7 +411,7 @@ class UsageFold:
 
     def _summary_row(self, turn: int, time: int) -> _Row:
         if self._summary is None:
-            self._summary = _Row(turn, self._step.step if self._step else 0, "summary", time)
+            self._summary = self._new_row(turn, self._step.step if self._step else 0, "summary", time)
             self._rows.append(self._summary)
         return self._summary
 
@@ -446,12 +473,12 @@ class UsageFold:
     def _prices(self, row: _Row) -> Prices | None:
         from runner.providers.prices import FREE, lookup
 
-        if self._configured is not None and row.model in (None, self._configured[0]):
-            return self._configured[1]
+        if row.declared is not None and row.model in (None, row.declared.model):
+            return row.declared.prices
         if row.provider in _FREE_PROVIDERS:
             return FREE
-        if self._configured is None and self._given is not None:
-            return self._given
+        if row.declared is None and row.given is not None:
+            return row.given
         return lookup(row.model) if row.model else None
 
     @property
@@ -471,7 +498,7 @@ class UsageFold:
         total = {name: _total(rows, name) for name in BUCKETS}
         peaks = [occupancy for row in rows if (occupancy := row.occupancy()) is not None]
         attempts = {id(row): row.attempts if self._sent or row.is_empty() else 1 + row.retries for row in rows}
-        declared = self._configured[1] if self._configured else self._given
+        declared = self._configured.prices if self._configured else self._given
         values = {
             "schemaVersion": SCHEMA_VERSION,
             "sessionId": self._session_id,

@@ -629,11 +629,18 @@ class RunEnd(Event, type="run/end", writer="outcome", readers="outcome, verify, 
     steps: int = wire("integer")
 
 
-class RunResume(Event, type="run/resume", writer="run", readers="outcome, reports, resume, show", ignorable=True):
-    """A run goes on from a repaired log."""
+class RunResume(
+    Event, type="run/resume", writer="run", readers="outcome, usage, reports, resume, show", ignorable=True
+):
+    """A run goes on from a repaired log.
+
+    ``changes`` are the keys of the configuration that are not as the session began. ``config`` is the configuration
+    from here on, as in ``run/start``, unless it is the one before.
+    """
 
     previous_seal: str | None = wire("string", "previousSeal", default=None)
     changes: list[Any] = wire("array")
+    config: JsonObject | None = wire("object", default=None)
 
 
 class RequestSent(

@@ -237,6 +237,45 @@ def test_another_configuration_is_refused_by_name(run_nightshift: Nightshift, ki
     assert accepted.data_of("run/resume")[0]["changes"] == ["profile.limits.steps", "profile.limits.wall"]
 
 
+def test_other_prices_and_limits_hold_from_the_resume_on(
+    run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
+) -> None:
+    """The log has the new configuration once, each step its own price, the reports the last limits; it all verifies."""
+    workspace = make_repo({"a.txt": "start\n"})
+    used = {"usage": {"input": 1_000, "output": 0}}
+    stuck = [shell(f"echo {mark} >> a.txt; sleep 600") | used for mark in ("first", "second")]
+    task = scripted_task(
+        [shell("true") | used, *stuck, DONE | used],
+        task={"workspace": {"path": str(workspace)}},
+    )
+    profile = task.with_name("task.profile.yaml")
+
+    def configure(price: float, steps: int) -> None:
+        settings = json.loads(profile.read_text())
+        settings["model"]["prices"] = {"input": price, "output": 0}
+        profile.write_text(json.dumps({**settings, "limits": {"steps": steps}}))
+
+    configure(price=1_000, steps=9)
+    artifacts = kill_when(run_nightshift, lambda: "first" in (workspace / "a.txt").read_text(), "run", task)
+    configure(price=10_000, steps=5)
+    again = ["resume", artifacts, task, "--accept-config-change"]
+    kill_when(run_nightshift, lambda: "second" in (workspace / "a.txt").read_text(), *again, artifacts=artifacts)
+
+    finished = run_nightshift(*again, artifacts=artifacts)
+
+    assert finished.exit_code == 0, finished.stderr
+    assert [row["costUsd"] for row in json.loads((artifacts / "usage.json").read_text())["perStep"]] == [1, 1, 10, 10]
+    assert finished.result["costUsd"] == 22
+    limits = {limit["name"]: (limit["used"], limit["max"]) for limit in finished.result["limits"]}
+    assert limits["steps"] == (4, 5)
+    for resume in finished.data_of("run/resume"):
+        assert {"profile.limits.steps", "profile.model.prices.input"} <= set(resume["changes"])
+    configured = [each.get("config") for each in finished.data_of("run/resume")]
+    assert configured[0]["profile"]["model"]["prices"]["input"] == 10_000
+    assert configured[1] is None
+    assert_whole(run_nightshift, artifacts)
+
+
 def test_a_changed_policy_file_is_a_changed_configuration(run_nightshift: Nightshift, killed: Path) -> None:
     """The files are read anew, from where the command line said."""
     policy = killed.parent.parent / "tasks" / "task" / "task.policy.yaml"

@@ -310,6 +310,39 @@ def test_the_prices_of_the_profile_are_read_from_the_log() -> None:
     assert costs == [3.0, 2.5, None]
 
 
+@pytest.mark.parametrize("given", [None, Prices(input=100.0, output=100.0)])
+def test_an_answer_costs_what_the_configuration_declared_when_it_was_given(given: Prices | None) -> None:
+    """Behind run/resume that of run/resume, if it holds one; a row keeps its price, whatever comes later."""
+
+    def configuration(price: float | None, model: str = "m") -> dict[str, Any]:
+        prices = {} if price is None else {"prices": {"input": price, "output": 0}}
+        return {"profile": {"model": {"provider": "openai", "model": model, **prices}}}
+
+    def step(number: int, model: str = "m") -> None:
+        log.start(number, number)
+        log.answer(number, number, tokens(1_000_000, 0), model=model)
+        log.end(number, number)
+
+    log = Log()
+    digests = dict.fromkeys(("task_digest", "profile_digest", "policy_digest", "tools_digest"), "")
+    log.add(ev.RunStart(**digests, versions={}, base={}, sandbox={}, trust="trusted", config=configuration(3)))
+    step(1)
+    log.add(ev.RunResume(changes=["profile.model.prices.input"], config=configuration(7)))
+    step(2)
+    log.add(ev.RunResume(changes=["profile.model.prices.input"]))
+    step(3)
+    log.add(ev.RunResume(changes=[], config=configuration(11, model="n")))
+    step(4, model="n")
+    log.add(ev.RunResume(changes=[], config=configuration(None, model="gpt-4o")))
+    step(5, model="gpt-4o")
+
+    usage = log.usage(prices=given)
+
+    last = 2.5 if given is None else 100.0
+    assert [row["costUsd"] for row in usage["perStep"]] == [3.0, 7.0, 7.0, 11.0, last]
+    assert usage["costUsd"] == 28 + last
+
+
 def test_scripted_answers_cost_nothing() -> None:
     """They are known to be free."""
     log = Log()
