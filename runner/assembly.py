@@ -18,6 +18,7 @@ from runner.agent.prompt import SYSTEM_PROMPT, PromptBuilder, runtime_context
 from runner.agent.settings import compaction_for
 from runner.approvals.policy import summarise
 from runner.approvals.resolver import Resolver
+from runner.approvals.words import DEFAULT_TOOLS
 from runner.compaction.policy import CompactionHook
 from runner.compaction.spill import Spill, SpillStore
 from runner.errors import InternalError
@@ -27,6 +28,7 @@ from runner.providers.prices import cost_of
 from runner.providers.redacting import RedactingProvider
 from runner.session.events import Redaction
 from runner.session.media import MediaStore
+from runner.tools.builtin.fetch import FetchUrl
 from runner.tools.builtin.files import EditFile, ReadFile, WriteFile
 from runner.tools.builtin.finding import ReportFinding
 from runner.tools.builtin.patch import ApplyPatch
@@ -97,11 +99,11 @@ def build_registry(
             Grep(executor, page_bytes=spill.page_bytes),
             Todo(),
             ReportFinding(executor),
+            FetchUrl(executor),
         ]
     )
     tools = spec.profile.tools
-    if tools.allow is not None:
-        registry.restrict(tools.allow)
+    registry.restrict(DEFAULT_TOOLS if tools.allow is None else tools.allow)
     registry.exclude(tools.deny)
     return registry
 

@@ -25,11 +25,17 @@ SEARCH_TOOLS = frozenset({"glob", "grep"})
 WRITE_TOOLS = ("write_file", "edit_file", "apply_patch")
 """Tools that create, change or delete paths."""
 
-PLAIN_TOOLS = ("todo", "report_finding")
+NETWORK_TOOLS = ("fetch_url",)
+"""Tools that need the network; only a profile that names them offers them."""
+
+PLAIN_TOOLS = ("todo", "report_finding", *NETWORK_TOOLS)
 """Tools with neither a command nor a path."""
 
 KNOWN_TOOLS = (*COMMAND_TOOLS, *READ_TOOLS, *WRITE_TOOLS, *PLAIN_TOOLS)
 """The built-in tools, in the order of the reference page."""
+
+DEFAULT_TOOLS = tuple(name for name in KNOWN_TOOLS if name not in NETWORK_TOOLS)
+"""The tools of a profile that names none."""
 
 RESERVED = frozenset({
     "!", "[[", "]]", "case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in",

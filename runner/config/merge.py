@@ -184,7 +184,7 @@ def apply_sets(profile: Document, sets: Sequence[str], *, cwd: Path, tools: Sequ
         profile: The profile.
         sets: The texts. VALUE is YAML.
         cwd: Where relative paths in a value start.
-        tools: Names of the built-in tools, what an absent ``tools.allow`` stands for.
+        tools: Names of the tools that an absent ``tools.allow`` stands for.
 
     Raises:
         ConfigError: A text is no ``KEY=VALUE``, the key is unknown or may not be set, or the value

@@ -58,11 +58,10 @@ def _tools(spec: RunSpec) -> Iterator[JsonObject]:
     profile = spec.profile
     opaque = {rule.id for rule in profile.policy.rules if rule.opaque}
     for tool in KNOWN_TOOLS:
-        allow, deny = profile.tools.allow, profile.tools.deny
         cell = cell_value(tool_cell(profile.policy, tool, profile.mode, spec.trust))
         yield {
             "tool": tool,
-            "offered": (allow is None or tool in allow) and tool not in deny,
+            "offered": profile.tools.offers(tool),
             **{key: cell[key] for key in ("outcome", "allows", "denies", "escalated")},
             "opaque": [rule["rule"] for rule in cell["allows"] if rule["rule"] in opaque],
         }

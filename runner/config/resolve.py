@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from runner.approvals.words import KNOWN_TOOLS
+from runner.approvals.words import DEFAULT_TOOLS
 from runner.config.directories import check_directory
 from runner.config.effective import Effective, digest
 from runner.config.inputs import InputSource, fill, parse_assignments, references, template_problems
@@ -90,7 +90,7 @@ def load_run(
     _extend_tested(reader, path, task, document)
     selected = _select_profile(asked, profile, reader, cwd)
     declared = Document(selected.source, json.loads(json.dumps(selected.value)))
-    apply_sets(selected, sets, cwd=cwd, tools=KNOWN_TOOLS)
+    apply_sets(selected, sets, cwd=cwd, tools=DEFAULT_TOOLS)
     problems = tighten(selected, declared.value, document)
     if problems:
         raise config_error(document.source, problems)

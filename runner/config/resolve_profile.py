@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runner.agent.settings import CompactionSpec, Limits, RetrySpec, compaction_for
-from runner.approvals.words import KNOWN_TOOLS
+from runner.approvals.words import KNOWN_TOOLS, NETWORK_TOOLS
 from runner.config.directories import check_directory
 from runner.config.effective import digest
 from runner.config.load import Document, Mark, config_error, unknown_name
@@ -124,7 +124,7 @@ def resolve_profile(
         profile.problem(("permission_mode",), text)
     disabled_backends(environ)
     sandbox = _sandbox(profile, environ, untrusted if recording is None else NO_NETWORK)
-    tools = _tools(profile)
+    tools = _tools(profile, sandbox, untrusted if recording is None else NO_NETWORK)
     profile.take("artifacts", "visibility", default=DEFAULTS["Artifacts.visibility"])
     overridable = profile.take("overridable", default=[])
     for index, entry in enumerate(overridable):
@@ -510,15 +510,21 @@ def _hidden(profile: Effective, environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def _tools(profile: Effective) -> ToolsSpec:
+def _tools(profile: Effective, sandbox: SandboxSpec, untrusted: str | None) -> ToolsSpec:
     default = ToolsSpec()
+    reaches_nothing = not sandbox.network and not sandbox.egress
     allow = profile.take("tools", "allow")
     deny = profile.take("tools", "deny", default=[])
     for key, names in (("allow", allow or []), ("deny", deny)):
         for index, name in enumerate(names):
             if name not in KNOWN_TOOLS:
                 profile.problem(("tools", key, index), f"{name!r}: {unknown_name(name, KNOWN_TOOLS, what='tool')}")
+            elif key == "allow" and name in NETWORK_TOOLS and reaches_nothing and not untrusted:
+                profile.problem(("tools", key, index), f"{name} needs sandbox.network on, or an allowlist there")
     parallel = profile.take("tools", "parallel", default=default.parallel)
+    if reaches_nothing and allow is not None and any(name in NETWORK_TOOLS for name in allow):
+        allow = [name for name in allow if name not in NETWORK_TOOLS]
+        profile.note(("tools", "allow"), allow, untrusted or "sandbox.network")
     return ToolsSpec(allow=None if allow is None else tuple(allow), deny=tuple(deny), parallel=parallel)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from runner.approvals.words import DEFAULT_TOOLS
 from runner.record import field, record
 
 if TYPE_CHECKING:
@@ -86,6 +87,10 @@ class ToolsSpec:
     allow: tuple[str, ...] | None = None
     deny: tuple[str, ...] = ()
     parallel: int = 10
+
+    def offers(self, name: str) -> bool:
+        """Whether a built-in tool is offered."""
+        return name in (DEFAULT_TOOLS if self.allow is None else self.allow) and name not in self.deny
 
 
 @record

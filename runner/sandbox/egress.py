@@ -96,6 +96,7 @@ class Refused(Exception):  # noqa: N818  # a decision, not an error
         head = (
             f"HTTP/1.1 {self.status} {_STATUS[self.status]}",
             "Content-Type: text/plain; charset=utf-8",
+            "Proxy-Status: nightshift; error=http_request_denied",
             f"Content-Length: {len(body)}",
             "Connection: close",
         )

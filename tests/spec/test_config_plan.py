@@ -126,7 +126,7 @@ def test_a_plan_says_what_becomes_of_the_calls_of_each_tool(folder: Path, run_ni
         "apply_patch deny",
         "todo deny",
         "report_finding deny",
-        "not offered, each call denied: write_file",
+        "not offered, each call denied: write_file, fetch_url",
         "opaque: what it runs is bounded by the sandbox only: tests",
         "sandbox: workspace-write, nothing is written outside the workspace, sandbox.writable and a temporary folder",
     ]

@@ -761,3 +761,16 @@ def test_danger_full_access_takes_no_allowlist(folder: Path) -> None:
     error = refused(folder, f"{BASE}{lines}")
 
     assert "sandbox.network: nothing keeps to an allowlist in danger-full-access" in error.problems[0]
+
+
+def test_fetch_url_is_offered_only_where_it_is_named_and_something_is_reached(folder: Path) -> None:
+    """An absent list is the tools without the network; a tool that can reach nothing is an error of the profile."""
+    plain = load(folder, f"{BASE}sandbox: {{network: on}}\n").profile
+    named = load(folder, f"{BASE}sandbox: {{network: on}}\ntools: {{allow: [fetch_url]}}\n").profile
+    listed = load(folder, f"{BASE}sandbox: {{network: {{allow: ['a:1']}}}}\ntools: {{allow: [fetch_url]}}\n").profile
+    error = refused(folder, f"{BASE}tools: {{allow: [shell, fetch_url]}}\n")
+
+    assert (plain.tools.offers("fetch_url"), plain.tools.offers("shell")) == (False, True)
+    assert (named.tools.offers("fetch_url"), named.tools.offers("shell")) == (True, False)
+    assert listed.tools.offers("fetch_url")
+    assert "tools.allow[1]: fetch_url needs sandbox.network on, or an allowlist there" in error.problems[0]

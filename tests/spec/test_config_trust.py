@@ -379,3 +379,15 @@ def test_an_untrusted_trigger_gets_no_network(pull: Pull, tmp_path: Path, networ
 
     assert (run.profile.sandbox.network, run.profile.sandbox.egress) == (False, ())
     assert run.origins["profile.sandbox.network"] == "untrusted trigger"
+
+
+def test_an_untrusted_trigger_takes_the_tools_away_that_need_the_network(pull: Pull, tmp_path: Path) -> None:
+    """The profile is right for a trusted run, so it is no error; plan says why."""
+    lines = "sandbox: {network: on}\ntools: {allow: [read_file, fetch_url]}\n"
+    (tmp_path / "p.profile.yaml").write_text(PROFILE.format(5) + lines)
+    (tmp_path / "s.yaml").write_text("version: 1\nresponses: []\n")
+
+    run = pull.load(profile=str(tmp_path / "p.profile.yaml"))
+
+    assert run.profile.tools.allow == ("read_file",)
+    assert run.origins["profile.tools.allow"] == "untrusted trigger"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.compaction.spill import SMALL
+from runner.tools.builtin.fetch import BYTES, FETCH_URL, URL_CHARS
 from runner.tools.builtin.files import EDIT_FILE, IMAGE_BYTES, LINES, READ_FILE, SECONDS, WRITE_FILE
 from runner.tools.builtin.finding import MESSAGE_CHARS, REPORT_FINDING, RULE_CHARS
 from runner.tools.builtin.patch import APPLY_PATCH
@@ -17,7 +18,7 @@ from runner.tools.builtin.todo import TODO
 from runner.tools.pipeline import DENIALS
 
 PAGE = Path(__file__).parents[2].joinpath("docs/reference/tools.md").read_text(encoding="utf-8")
-TOOLS = (SHELL, READ_FILE, WRITE_FILE, EDIT_FILE, APPLY_PATCH, GLOB, GREP, TODO, REPORT_FINDING)
+TOOLS = (SHELL, READ_FILE, WRITE_FILE, EDIT_FILE, APPLY_PATCH, GLOB, GREP, TODO, REPORT_FINDING, FETCH_URL)
 
 
 def test_every_tool_has_a_section_in_the_order_they_are_offered() -> None:
@@ -41,5 +42,6 @@ def test_codes_and_bounds_are_those_of_the_code() -> None:
     """A number that changes in one place must change in the other."""
     for code in DENIALS:
         assert f"`{code.name}`" in PAGE
-    for number in (COMMAND_BYTES, LINES, PATHS, MATCHES, SMALL, int(SECONDS), IMAGE_BYTES, MESSAGE_CHARS, RULE_CHARS):
+    bounds = (COMMAND_BYTES, LINES, PATHS, MATCHES, SMALL, IMAGE_BYTES, MESSAGE_CHARS, RULE_CHARS, BYTES, URL_CHARS)
+    for number in (*bounds, int(SECONDS)):
         assert re.search(rf"\b{number:,}\b", PAGE), number

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from urllib.parse import urlsplit
 
 from .places import Refusal
 
@@ -21,14 +20,16 @@ _AGENT = "nightshift"
 _TEXTS = ("text/", "application/json", "application/xml", "application/javascript")
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to http and https only, and says so."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """The next request."""
-        if urlsplit(newurl).scheme not in ("http", "https"):
-            raise Refusal("IO", f"the server redirects to {newurl[:200]!r}, which is no address of the web")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+_HANDLERS = (
+    urllib.request.ProxyHandler,
+    urllib.request.HTTPHandler,
+    urllib.request.HTTPSHandler,
+    urllib.request.HTTPDefaultErrorHandler,
+    urllib.request.HTTPErrorProcessor,
+    urllib.request.UnknownHandler,
+    urllib.request.HTTPRedirectHandler,
+)
+"""All that takes part: neither files nor FTP, by a redirect either."""
 
 
 def fetch(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -37,8 +38,11 @@ def fetch(arguments: dict[str, Any]) -> dict[str, Any]:
     Args:
         arguments: ``url``, ``limit`` (bytes that are read at most), ``seconds`` of silence.
     """
-    opener = urllib.request.build_opener(_Redirects())
-    request = urllib.request.Request(arguments["url"], headers={"User-Agent": _AGENT, "Accept-Encoding": "identity"})
+    headers = {"User-Agent": _AGENT, "Accept-Encoding": "identity"}
+    request = urllib.request.Request(arguments["url"], headers=headers)  # noqa: S310  # handlers of the web only
+    opener = urllib.request.OpenerDirector()
+    for handler in _HANDLERS:
+        opener.add_handler(handler())
     try:
         with opener.open(request, timeout=arguments["seconds"]) as response:
             return _page(response, arguments["limit"])
@@ -47,6 +51,8 @@ def fetch(arguments: dict[str, Any]) -> dict[str, Any]:
             decision = error.headers.get("Proxy-Status", "")
             if decision.startswith("nightshift;"):
                 raise Refusal("DENIED", error.read(2_000).decode("utf-8", "replace").strip()) from error
+            if error.code < 400:
+                raise Refusal("IO", f"{arguments['url']}: {' '.join(error.reason.split())}") from error
             return _page(error, arguments["limit"])  # type: ignore[arg-type]  # it is a response as well
     except urllib.error.URLError as error:
         reason = error.reason

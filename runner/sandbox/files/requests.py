@@ -35,6 +35,7 @@ MODULES = {
     "patch": "patches",
     "glob": "walks",
     "grep": "searches",
+    "fetch": "fetches",
 }
 """Operations by the module that has a function of that name."""
 

@@ -1,8 +1,8 @@
 """``fetch_url``: one page of the web, fetched inside the sandbox.
 
-What the profile's network lets commands reach, this reaches, and nothing else; with an allowlist through the same proxy,
-which logs each decision. Offered only where ``tools.allow`` names it. Writes no events of its own. Effect on
-the prefix cache: none beyond the fixed place in the tool table.
+What the profile's network lets commands reach, this reaches, and nothing else; with an allowlist through the
+same proxy, which logs each decision. Offered only where ``tools.allow`` names it. Writes no events of its own.
+Effect on the prefix cache: none beyond the fixed place in the tool table.
 """
 
 from __future__ import annotations
@@ -39,6 +39,21 @@ FETCH_URL: ToolSchema = {
 }
 
 
+def _problem(url: str) -> str:
+    """What is wrong with an address, nothing if it is one of the web."""
+    wrong = "url: write http:// or https:// and a host, spaces and other characters percent-encoded"
+    if len(url) > URL_CHARS or not url.isascii() or any(each <= " " for each in url):
+        return wrong
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return wrong
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return wrong
+    return "url: holds a user name or a password: leave it out" if "@" in parts.netloc else ""
+
+
 class FetchUrl(WorkerTool):
     """Fetches pages.
 
@@ -59,17 +74,7 @@ class FetchUrl(WorkerTool):
         Raises:
             RunnerError: INVALID_ARGS, it is no address of the web.
         """
-        url: str = arguments["url"]
-        try:
-            parts = urlsplit(url)
-            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-        except ValueError:
-            whole = False
-        problem = ""
-        if not whole or len(url) > URL_CHARS or not url.isascii() or any(each <= " " for each in url):
-            problem = "url: write http:// or https:// and a host, spaces and other characters percent-encoded"
-        elif "@" in parts.netloc:
-            problem = "url: holds a user name or a password: leave it out"
+        problem = _problem(arguments["url"])
         if problem:
             raise RunnerError(problem, code=ErrorCode.INVALID_ARGS)
         return CallFacts("fetch_url")
