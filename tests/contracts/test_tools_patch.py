@@ -247,3 +247,20 @@ def test_a_patch_where_nothing_may_be_written_changes_nothing(tmp_path: Path, ba
     assert error is ErrorCode.SANDBOX_DENIED
     assert "(mode read-only)" in text
     assert (bench.root / "b").read_text() == "one\n"
+
+
+def test_a_patch_that_runs_out_of_time_says_that_something_may_be_written(tmp_path: Path) -> None:
+    """Only then; what was refused in time changed nothing."""
+    bench = Bench("none", Path(os.path.realpath(tmp_path)))
+    (bench.root / "b").write_text("one\n")
+    patch = "--- a/b\n+++ b/b\n@@ -1 +1 @@\n-one\n+1\n"
+    bench.timeout = 0.0001
+
+    late, text = bench.bad("apply_patch", patch=patch)
+    bench.timeout = 20.0
+    _, refused = bench.bad("apply_patch", patch=patch.replace("one", "two"))
+    bench.close()
+
+    assert late is ErrorCode.TOOL_TIMEOUT
+    assert "what it had written until then stays" in text
+    assert "until then" not in refused
