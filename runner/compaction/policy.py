@@ -78,7 +78,7 @@ class CompactionHook(Hook):
             return
         done = self._summariser.compact(
             access,
-            least=access.window // MARGIN,
+            least=1 if summary_first else access.window // MARGIN,
             make_room=lambda: self._prune(access, access.window, enough=False),
         )
         _say(done)
