@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -253,12 +254,16 @@ def test_a_patch_that_runs_out_of_time_says_that_something_may_be_written(tmp_pa
     """Only then; what was refused in time changed nothing."""
     bench = Bench("none", Path(os.path.realpath(tmp_path)))
     (bench.root / "b").write_text("one\n")
-    patch = "--- a/b\n+++ b/b\n@@ -1 +1 @@\n-one\n+1\n"
-    bench.timeout = 0.0001
+    patch = "--- a/b\n+++ b/b\n@@ -1 +1 @@\n-{}\n+1\n"
+    folders = {"workspace": str(bench.root), "tmp": bench.executor.tmp}
+    worker = bench.executor.worker(bench.mode)
+    answer = worker.call("hello", folders, timeout=20, cancellation=bench.cancellation)
+    os.kill(answer["value"]["pid"], signal.SIGSTOP)
+    bench.timeout = 0.5
 
-    late, text = bench.bad("apply_patch", patch=patch)
+    late, text = bench.bad("apply_patch", patch=patch.format("one"))
     bench.timeout = 20.0
-    _, refused = bench.bad("apply_patch", patch=patch.replace("one", "two"))
+    _, refused = bench.bad("apply_patch", patch=patch.format("two"))
     bench.close()
 
     assert late is ErrorCode.TOOL_TIMEOUT

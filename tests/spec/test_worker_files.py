@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -327,6 +328,18 @@ def test_a_missed_edit_shows_the_nearest_lines(worker: Client) -> None:
     assert "\n4: def g():\n5:     pass" in blanks
     assert "nearest lines:\n2:     return compute(1)" in slip
     assert "no line of it looks like" in nothing
+
+
+def test_the_nearest_line_among_thousands_that_look_alike_is_found_soon(worker: Client) -> None:
+    """Comparing each of them in full would take a minute."""
+    lines = [f"{'abcdefgh ' * 20}{number}" for number in range(5_000)]
+    (worker.root / "a.txt").write_text("\n".join(lines))
+    started = time.monotonic()
+
+    answer = worker.ask("edit", "a.txt", edits=[{"old": f"{'hgfedcba ' * 20}", "new": ""}])
+
+    assert answer["code"] == "NO_MATCH"
+    assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize("pair", [("", "x"), ("a", "a")])

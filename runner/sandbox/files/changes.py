@@ -176,12 +176,28 @@ def nearest(text: str, old: str) -> str:
     for start in range(len(lines) - span + 1):
         if stripped[start : start + span] == wanted:
             return ", but for blanks at line starts or ends it is this:" + _numbered(lines, start, span)
-    candidates = [line[:200] for line in stripped[:5_000] if line]
+    candidates = _most_alike(wanted[first][:200], [line[:200] for line in stripped[:5_000] if line])
     near = difflib.get_close_matches(wanted[first][:200], candidates, n=1, cutoff=0.6)
     if not near:
         return "; no line of it looks like the first line of old"
     at = next(index for index, line in enumerate(stripped) if line[:200] == near[0])
     return "; nearest lines:" + _numbered(lines, max(0, at - first), span)
+
+
+def _most_alike(text: str, lines: list[str]) -> list[str]:
+    """The few lines that share the most pairs of characters with a text: comparing all in full can take a minute."""
+
+    def pairs(line: str) -> set[str]:
+        return {line[at : at + 2] for at in range(len(line))}
+
+    wanted = pairs(text)
+
+    def alike(line: str) -> float:
+        found = pairs(line)
+        return len(wanted & found) / len(wanted | found)
+
+    # Lines that are the same count once, the first of those that are equally alike comes first.
+    return sorted(dict.fromkeys(lines), key=alike, reverse=True)[:20]
 
 
 def _numbered(lines: list[str], start: int, span: int) -> str:
