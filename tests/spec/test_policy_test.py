@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 DSH = sorted(path for path in (GOLDEN / "dsh").iterdir() if path.suffix != ".md")
 OURS = sorted(path for path in (GOLDEN / "ours").iterdir() if path.is_dir())
-WORKSPACE = "/home/agent/project"
+WORKSPACE = "/home/user/project"
 SESSION = "session-00000000-0000-4000-8000-00000000000a"
 
 ALLOW = {"id": "all", "tool": "*", "command": "any", "decision": "allow"}
@@ -625,7 +625,7 @@ def test_the_installed_command_lists_differences_and_exits_1(
         (lambda data: data.replace(b'"trust":"trusted"', b'"trust":"very"'), "no sense"),
         (lambda data: data.replace(b'"mode":"workspace-write"', b'"mode":"wild"'), "no sense"),
         (lambda data: data.replace(b'"paths":null', b'"paths":{"read":"x"}'), "no sense"),
-        (lambda data: data.replace(b'"cwd":"/home/agent/project"', b'"origin":"x"'), "names no workspace"),
+        (lambda data: data.replace(b'"cwd":"/home/user/project"', b'"origin":"x"'), "names no workspace"),
         (lambda data: data.replace(b'"escalation":null', b'"escalation":{"mode":[]}'), "no sense"),
     ],
 )
