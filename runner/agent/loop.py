@@ -455,11 +455,15 @@ class Loop:
         )
 
     def _output_room(self, occupancy: int) -> int:
-        """Most tokens of the answer to a request of that many."""
+        """Most tokens of the answer to a request of that many, which may be somewhat longer than it is taken for."""
         left = self._window - occupancy
+        left = max(left - self._doubt(), min(left, self._least_output))
         if left < self._most_output:
             self._most_output = self._steady_output
         return min(self._most_output, left)
+
+    def _doubt(self) -> int:
+        return self._occupancy.doubt(self._current_header(), self.projection)
 
     def _least_of_step(self, messages: Sequence[Message]) -> dict[str, float]:
         """What the request of a step with ``messages`` takes with the least answer."""
@@ -628,7 +632,8 @@ class Loop:
         if room < min(max_tokens, self._least_output):
             raise self._too_long("summary", occupancy)
         rates = self._summary_rates
-        with self._reserve(rates, occupancy, most=min(max_tokens, room)) as reservation:
+        most = min(max_tokens, max(room - self._doubt(), min(room, self._least_output)))
+        with self._reserve(rates, occupancy, most=most) as reservation:
             config = {**header["config"], "maxTokens": int(reservation.granted), "toolChoice": "none"}
             if model is not None:
                 config["model"] = model

@@ -7,6 +7,7 @@ Effect on the prefix cache: none.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from runner.messages import total_tokens
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
     from runner.messages import Message, RequestHeader, Usage
     from runner.session.projection import Projection
+
+
+DOUBT = 6
+"""The part of what is estimated, as its divisor, by which a request may be longer than it is taken for."""
 
 
 class Occupancy:
@@ -62,6 +67,18 @@ class Occupancy:
         """Tokens of a request with ``header`` over the projection as it is now."""
         estimate = self._estimated(header, projection)
         return max(0, self._base + estimate - self._base_estimate) if self._anchored else estimate
+
+    def doubt(self, header: RequestHeader, projection: Projection) -> int:
+        """Tokens by which the next request may be longer than ``of`` says: a part of what no provider has counted.
+
+        A provider that counted more than was estimated before will do so again.
+        """
+        estimate = self._estimated(header, projection)
+        if not self._anchored:
+            return estimate // DOUBT
+        new = abs(estimate - self._base_estimate)
+        denser = max(0.0, self._base / max(1, self._base_estimate) - 1)
+        return math.ceil(new * (denser + 1 / DOUBT))
 
     def of_messages(self, header: RequestHeader, projection: Projection, messages: Iterable[Message]) -> int:
         """Tokens of a request with ``header`` over ``messages``, most of which are the projection's."""

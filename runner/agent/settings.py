@@ -73,6 +73,10 @@ class CompactionSpec:
         """Tokens at which a request is too full."""
         return math.floor(self.summary_at * window)
 
+    def steady_output(self, window: int) -> int:
+        """Tokens that there are for an answer while a request is below the threshold, in spite of wrong estimates."""
+        return window - self.threshold(window) - window // 24
+
 
 def compaction_for(spec: CompactionSpec, overrides: Mapping[str, CompactionSpec], model: str) -> CompactionSpec:
     """The thresholds for ``model``: its override where there is one."""

@@ -230,7 +230,7 @@ def test_a_request_goes_out_only_with_room_for_its_answer(wire: Wire) -> None:
     assert finished.exit_code == 0, finished.stderr
     asked = [request.json()["max_tokens"] for request in wire.requests]
     assert asked[0] == 9_000
-    assert asked[-1] == window - int(0.8 * window)
+    assert asked[-1] == window - int(0.8 * window) - window // 24
     assert sorted(asked, reverse=True) == asked
     assert len(set(asked)) == 2
     for request, tokens in zip(wire.requests[1:], range(2_000, 9_000, 700), strict=False):
