@@ -1,8 +1,9 @@
 """From a resolved configuration to an agent that is ready to run.
 
 The only module that names concrete tools and hooks together. Everything below gets what it
-needs as an argument. Fixes tools, system prompt and call configuration before the first request, so
-that the cached prefix begins the same all through the run.
+needs as an argument.
+Prefix cache: tools, system prompt and call configuration are fixed before the first request, so the prefix begins the
+same all through the run.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 The only writer of ``turn/*``, ``step/*``, ``request/*``, ``assistant/*`` and the only caller of the
 tool scheduler. Every boundary that was opened is closed, whatever happened in between. History
 is append-only here; only compaction, through ``before_request``, may replace a part of it.
+Prefix cache: kept from step to step; a request's header changes only where its answer's room does.
 """
 
 from __future__ import annotations

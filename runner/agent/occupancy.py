@@ -2,7 +2,7 @@
 
 Pure; writes no events. Invariants: what a provider counted is never estimated again; numbers of ours are no
 count, so a usage that is marked as estimated anchors nothing; a step costs what is new in it.
-Effect on the prefix cache: none.
+Prefix cache: no effect.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the model is told beside the task: the system prompt and the run-time state.
 
 The system prompt is fixed for a run and stands before all messages; run-time state enters as one
-logged user message at the end of the history. Neither moves the cached prefix.
+logged user message at the end of the history.
+Prefix cache: neither moves the prefix.
 """
 
 from __future__ import annotations

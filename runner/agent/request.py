@@ -1,6 +1,6 @@
 """Request bodies, kept as bytes and extended by what is new.
 
-Effect on the prefix cache: a body is the previous body without its closing brackets plus new
+Prefix cache: a body is the previous body without its closing brackets plus new
 fragments, unless the header changed or compaction replaced a part of the history.
 """
 

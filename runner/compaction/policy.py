@@ -3,7 +3,7 @@
 Results are cut if that alone makes room; if not, the prefix stays as it is for the summary request, which the
 provider then has cached. A summary that cannot be had leaves the oldest results with their first line. Writes
 the events of ``prune`` and ``summary``.
-Effect on the prefix cache: the only hook that moves the prefix. Each time it frees ``MARGIN`` more than it must, or
+Prefix cache: the only hook that moves the prefix. Each time it frees ``MARGIN`` more than it must, or
 the next step would move it again.
 """
 

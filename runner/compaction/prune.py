@@ -2,7 +2,7 @@
 
 Invariants: a cut result is shorter than it was; of all sets of cuts that free enough, one of the fewest is taken.
 Writes ``compaction/prune`` and the replacing ``tool/result``.
-Effect on the prefix cache: moves the prefix from the first pruned result on, hence few cuts and no more than needed.
+Prefix cache: moves the prefix from the first pruned result on, hence few cuts and no more than needed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The last stage of the tool pipeline: secrets are taken out first, so neither the log nor the file
 holds one. What is kept depends only on the results of the step so far, in model order. A cut never
 parts a code point. Writes no events; the spilled file stands in ``tool/result.meta``.
-Effect on the prefix cache: none, a result is cut before it enters the history.
+Prefix cache: none, a result is cut before it enters the history.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Invariants: what stands before it (run-time state, context, the first prompt) and what the last step added stays; a call
 stays with its results; every ``compaction/start`` gets its ``compaction/end``, whatever happened in between.
 Writes ``compaction/start``, ``compaction/summary``, the replacing ``user/message``, ``compaction/end``.
-Effect on the prefix cache: the request replays the kept prefix with the same system prompt and tools; the replace
+Prefix cache: the request replays the kept prefix with the same system prompt and tools; the replace
 moves the prefix from the first message behind the opening on.
 """
 

@@ -2,8 +2,8 @@
 
 A failing check goes back to the agent as a followup while retries are left. When one fails that has
 none left, nothing is asked for any more: the outcome is settled. Writes ``check/start`` and
-``check/end``, a pair for each attempt. A followup is appended at the end of the history; the cached
-prefix is kept.
+``check/end``, a pair for each attempt.
+Prefix cache: kept, a followup is appended at the end of the history.
 """
 
 from __future__ import annotations

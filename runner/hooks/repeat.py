@@ -1,7 +1,8 @@
 """Reminders when the model makes the same call again and again.
 
 The same tool with the same key-sorted arguments in a row: a gentle word at 3, details at 5 and
-8. A reminder never blocks. It is appended at the end of the history; the cached prefix is kept.
+8. A reminder never blocks.
+Prefix cache: kept, a reminder is appended at the end of the history.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Every result of a call is compared with the recorded one, in order: its call, its error code, the SHA-256 of
 its normalised text. Requests must come in the recorded order; whether their bodies are the same is counted.
 Behind the first divergence no call is allowed and nothing is answered: the run ends with LOG_INVALID. Reads
-``request/*``, messages, ``tool/*``; writes nothing. No effect on the prefix cache.
+``request/*``, messages, ``tool/*``; writes nothing.
+Prefix cache: no effect; where it denies, the run ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the loop needs of a model provider.
 
-Effect on the prefix cache: a dialect fixes one key order with configuration, tools and system
+Prefix cache: a dialect fixes one key order with configuration, tools and system
 before the messages, so that body N without its closing brackets is a byte prefix of body N+1.
 """
 

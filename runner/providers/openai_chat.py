@@ -1,6 +1,6 @@
 """OpenAI Chat Completions, as OpenAI and every compatible server speaks it.
 
-Effect on the prefix cache: a body is configuration, tools, system message, then the messages in order,
+Prefix cache: a body is configuration, tools, system message, then the messages in order,
 each serialised alone; a later body repeats an earlier one byte for byte up to its closing brackets.
 What servers do differently is data (``Compat``), and the dialect's name says which record wrote a body.
 """

@@ -1,6 +1,6 @@
 """Answers from a script, one a request, in order: demos, tests and dry runs without a key.
 
-Effect on the prefix cache: none is at work, but bodies keep the shape of real ones (header first, then
+Prefix cache: none is at work, but bodies keep the shape of real ones (header first, then
 the messages), so that everything that depends on a stable prefix can be shown with it.
 """
 

@@ -2,7 +2,8 @@
 
 Pure but for a temporary file that holds the messages, so that memory does not grow with the log. The
 body of a ``request/sent`` of purpose main is its dialect's form of the last ``request/header`` and the
-fold of all events before it. Effect on the prefix cache: none; it shows what the effect was.
+fold of all events before it.
+Prefix cache: no effect; it shows what the effect was.
 """
 
 from __future__ import annotations

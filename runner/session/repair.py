@@ -2,7 +2,7 @@
 
 Pure, deterministic and idempotent: the closing events of a repaired log are none. ``time`` repeats the
 last real event's. Writes (through whoever appends them) ``tool/result``, ``step/end``, ``turn/end``.
-Effect on the prefix cache: the results extend the prefix.
+Prefix cache: the results extend the prefix.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Invariants: only the policy allows, and only a call that was validated reaches i
 nothing behind it overturns that. A stage that throws denies. What was decided on (arguments,
 resolved paths, mode) is what runs; guards and hooks get copies of it. ``prepare`` and ``finish`` run
 in model order on the loop's thread, ``perform`` may run on any thread and emits nothing.
-Events: ``approval/asked`` and ``approval/decided`` through ``emit``. No effect on the prefix cache:
-results are appended.
+Events: ``approval/asked`` and ``approval/decided`` through ``emit``.
+Prefix cache: kept, results are appended.
 """
 
 from __future__ import annotations

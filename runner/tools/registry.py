@@ -2,7 +2,7 @@
 
 Invariants: the order of ``offered`` never changes while nothing is registered or masked; masks only
 take away and intersect; a name nobody registered is refused when a mask is set, never ignored.
-Effect on the prefix cache: the tool table stands at the head of every request, so a change of
+Prefix cache: the tool table stands at the head of every request, so a change of
 layers or masks during a session moves the whole prefix. Assembly fixes both before the first
 request. Writes no events.
 """

@@ -5,7 +5,8 @@ Consecutive calls that are safe to overlap form a group and run in a rolling poo
 a group of its own and a barrier. Whatever happens every call gets a result: after a cancellation, a
 halt or a broken sandbox the calls that run drain and the rest are written as not started.
 Events: ``tool/call``, ``tool/result``, and those the tools and the pipeline hand over between the
-two. No effect on the prefix cache: results are appended.
+two.
+Prefix cache: kept, results are appended.
 """
 
 from __future__ import annotations

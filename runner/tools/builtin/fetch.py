@@ -2,7 +2,7 @@
 
 What the profile's network lets commands reach, this reaches, and nothing else; with an allowlist through the
 same proxy, which logs each decision. Offered only where ``tools.allow`` names it. Writes no events of its own.
-Effect on the prefix cache: none beyond the fixed place in the tool table.
+Prefix cache: nothing beyond the fixed place in the tool table; results are appended.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Paths are resolved once, for the policy, and the worker gets what the policy saw: for reads every
 link resolved, for writes all but the last component, which may not be a link. Texts of the worker
-become results; its refusals become failed results, never exceptions. Writes no events. Effect on
-the prefix cache: none beyond the fixed place in the tool table.
+become results; its refusals become failed results, never exceptions. Writes no events.
+Prefix cache: nothing beyond the fixed place in the tool table; results are appended.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The call and its result are the record: arguments that fit the schema and a result that is no error make a finding,
 and whoever folds the log needs nothing else. So what is not in its final form is refused: a path that is not relative
-and plain, lines that do not follow each other. Writes no events of its own. Effect on the prefix cache: none beyond
-the fixed place in the tool table.
+and plain, lines that do not follow each other. Writes no events of its own.
+Prefix cache: nothing beyond the fixed place in the tool table; results are appended.
 """
 
 from __future__ import annotations

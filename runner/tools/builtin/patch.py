@@ -1,7 +1,8 @@
 """``apply_patch``: a unified diff over several files, all of it or nothing.
 
 The patch is read here, so that the policy decides on every path it touches; the confined worker checks every hunk
-before it writes anything. Writes no events. Effect on the prefix cache: none beyond the fixed place in the tool table.
+before it writes anything. Writes no events.
+Prefix cache: nothing beyond the fixed place in the tool table; results are appended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """``glob`` and ``grep``: find files by pattern and lines by regular expression.
 
 Both run in the confined worker, so a regular expression without end costs its time limit and no
-more. Writes no events. Effect on the prefix cache: none beyond the fixed place in the tool table.
+more. Writes no events.
+Prefix cache: nothing beyond the fixed place in the tool table; results are appended.
 """
 
 from __future__ import annotations

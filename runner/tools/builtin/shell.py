@@ -2,8 +2,8 @@
 
 The command runs as ``/bin/bash --noprofile --norc -c TEXT`` with stdin closed and no terminal. Its
 output is text as it came; bytes that are no UTF-8 are escaped. A command that fails is a result,
-with its exit status in ``meta``; a sandbox that fails ends the run. Writes no events. Effect on
-the prefix cache: none beyond the fixed place in the tool table.
+with its exit status in ``meta``; a sandbox that fails ends the run. Writes no events.
+Prefix cache: nothing beyond the fixed place in the tool table; results are appended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """``todo``: the model's own list of what is left to do.
 
 Event: ``todo/write``, handed to the pipeline with the result. It says nothing about the task's
-outcome. Effect on the prefix cache: none beyond the fixed place in the tool table.
+outcome.
+Prefix cache: nothing beyond the fixed place in the tool table; results are appended.
 """
 
 from __future__ import annotations
