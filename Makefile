@@ -12,7 +12,7 @@ BASE ?= python:3.13-bookworm
 IMAGE_PYTHON ?= 3.13
 IMAGE ?= nightshift
 
-.PHONY: help demo demo-real test test-all test-docker check lint types format schema docs bench bench-log bench-policy bench-sandbox image build wheels clean
+.PHONY: help demo demo-real test test-all test-docker check lint types format schema docs bench bench-context bench-log bench-policy bench-sandbox image build wheels clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ docs: $(VENV)/.installed-dev ## Check that docs/reference is what the code says 
 
 bench: $(VENV)/.installed-demo ## Measure this runner beside the least a Python loop can do
 	$(BIN)/python bench/run.py $(ARGS)
+
+bench-context: $(VENV)/.installed-test ## Compare policies of compaction by what a provider's prefix cache saves
+	$(BIN)/python bench/bench_context.py $(ARGS)
 
 bench-log: $(VENV)/.installed-demo ## Measure reading a log of 1 GB, and a session of 5,000 steps
 	$(BIN)/python bench/bench_log.py $(ARGS)
