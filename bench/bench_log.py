@@ -33,8 +33,7 @@ COMMAND = Path(sys.executable).with_name("nightshift")
 SPEED = 60
 """Least megabytes of decoded log that each command reads in a second.
 
-Of CPU or of the clock, whichever is more: other work on the machine makes the clock run, and ``export`` compresses in a
-thread of its own, so that it takes more CPU than time."""
+Of CPU or of the clock, whichever is more: other work on the machine makes the clock run."""
 
 MEMORY = 200
 """Most megabytes that each command may take, as its largest resident size."""
