@@ -60,7 +60,7 @@ docs: $(VENV)/.installed-dev ## Check that docs/reference is what the code says 
 bench: $(VENV)/.installed-demo ## Measure this runner beside the least a Python loop can do
 	$(BIN)/python bench/run.py $(ARGS)
 
-bench-context: $(VENV)/.installed-test ## Compare policies of compaction by what a provider's prefix cache saves
+bench-context: $(VENV)/.installed-demo ## Compare policies of compaction by what a provider's prefix cache saves
 	$(BIN)/python bench/bench_context.py $(ARGS)
 
 bench-log: $(VENV)/.installed-demo ## Measure reading a log of 1 GB, and a session of 5,000 steps
