@@ -79,6 +79,7 @@ class Past:
         self._seed = seed
         self._asking = False
         self._before_turn = (False, 0)
+        self._compacted = False
         self._used: dict[str, float] = dict.fromkeys(COUNTED, 0)
         self._milliseconds = 0
         self._first_time: int | None = None
@@ -180,6 +181,7 @@ class Past:
 
     def _turn_start(self, event: ev.TurnStart) -> None:
         self._before_turn = (self.completed, self.step)
+        self._compacted = False
         self.turn = event.turn
         self.completed = False
         self._charge(event, "turns", 1)
@@ -187,7 +189,7 @@ class Past:
     def _turn_end(self, event: ev.TurnEnd) -> None:
         kind = event.reason.get("kind")
         completed, step = self._before_turn
-        if kind == "completed" and self.step == step:  # it had none: a compaction by hand
+        if kind == "completed" and self._compacted and self.step == step:  # by hand, which is no turn of the agent
             self._charge(event, "turns", -1)
             self.completed = completed
         else:
@@ -259,6 +261,7 @@ class Past:
         self._settle(event, event.usage, event.shadowed_token_count or 0, answered)
 
     def _compaction_end(self, event: ev.CompactionEnd) -> None:
+        self._compacted = True
         if event.refused_usage is not None:
             self._settle(event, event.refused_usage, 0, 0)
 

@@ -168,6 +168,25 @@ def test_a_turn_that_was_cut_off_is_counted_by_the_one_that_goes_on_with_it() ->
     assert session.past.used["turns"] == 1
 
 
+@pytest.mark.parametrize("kind", ["completed", "interrupted"])
+def test_a_compaction_by_hand_is_no_turn_and_completes_none(kind: str) -> None:
+    """The turn before it is what a session goes on with; the next one has a number of its own."""
+    session = Session()
+    session.add(ev.TurnStart(turn=1), ev.StepStart(turn=1, step=1), ev.StepEnd(turn=1, step=1))
+    session.add(ev.TurnEnd(turn=1, reason={"kind": kind}))
+    before = (session.past.used["turns"], session.past.completed)
+
+    session.add(
+        ev.TurnStart(turn=2),
+        ev.CompactionStart(compaction_id="c", turn=2),
+        ev.CompactionEnd(compaction_id="c", turn=2),
+        ev.TurnEnd(turn=2, reason={"kind": "completed"}),
+    )
+
+    assert (session.past.used["turns"], session.past.completed) == before
+    assert session.past.turn == 2
+
+
 def test_what_a_recovery_writes_long_after_is_no_work() -> None:
     """The night between kill and recover does not count either."""
     session = Session()
