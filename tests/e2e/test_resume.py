@@ -258,7 +258,7 @@ def test_other_prices_and_limits_hold_from_the_resume_on(
     configure(price=1_000, steps=9)
     artifacts = kill_when(run_nightshift, lambda: "first" in (workspace / "a.txt").read_text(), "run", task)
     configure(price=10_000, steps=5)
-    again = ["resume", artifacts, task, "--accept-config-change"]
+    again: list[str | Path] = ["resume", artifacts, task, "--accept-config-change"]
     kill_when(run_nightshift, lambda: "second" in (workspace / "a.txt").read_text(), *again, artifacts=artifacts)
 
     finished = run_nightshift(*again, artifacts=artifacts)
@@ -270,9 +270,9 @@ def test_other_prices_and_limits_hold_from_the_resume_on(
     assert limits["steps"] == (4, 5)
     for resume in finished.data_of("run/resume"):
         assert {"profile.limits.steps", "profile.model.prices.input"} <= set(resume["changes"])
-    configured = [each.get("config") for each in finished.data_of("run/resume")]
-    assert configured[0]["profile"]["model"]["prices"]["input"] == 10_000
-    assert configured[1] is None
+    first, second = finished.data_of("run/resume")
+    assert first["config"]["profile"]["model"]["prices"]["input"] == 10_000
+    assert second.get("config") is None
     assert_whole(run_nightshift, artifacts)
 
 

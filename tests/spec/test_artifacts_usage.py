@@ -324,7 +324,7 @@ def test_an_answer_costs_what_the_configuration_declared_when_it_was_given(given
         log.end(number, number)
 
     log = Log()
-    digests = dict.fromkeys(("task_digest", "profile_digest", "policy_digest", "tools_digest"), "")
+    digests: dict[str, Any] = dict.fromkeys(("task_digest", "profile_digest", "policy_digest", "tools_digest"), "")
     log.add(ev.RunStart(**digests, versions={}, base={}, sandbox={}, trust="trusted", config=configuration(3)))
     step(1)
     log.add(ev.RunResume(changes=["profile.model.prices.input"], config=configuration(7)))
