@@ -83,12 +83,12 @@ def _envelope(*, default: Any) -> Any:
 class _EventMeta(type):
     """Turns field declarations into slots and a field table.
 
-    ``READING`` is the same table for a reader: name on disk, setter, types, required. ``ALWAYS`` are the fields
-    that our writer always writes.
+    ``READING`` is the same table for a reader: name on disk, setter, types, required. ``ALWAYS`` are the names on
+    disk that our writer always writes.
     """
 
     READING: tuple[tuple[str, Callable[[Any, Any], None], frozenset[type], bool], ...]
-    ALWAYS: tuple[Field, ...]
+    ALWAYS: frozenset[str]
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> _EventMeta:
         fields: list[Field] = []
@@ -108,7 +108,7 @@ class _EventMeta(type):
         cls.READING = tuple(
             (field.name, getattr(cls, field.attribute).__set__, _EXACT[field.kind], field.required) for field in fields
         )
-        cls.ALWAYS = tuple(field for field in fields if field.always)
+        cls.ALWAYS = frozenset(field.name for field in fields if field.always)
         for option, value in options.items():
             setattr(cls, option.upper(), value)
         return cls
@@ -786,7 +786,7 @@ def event_from_record(record: JsonObject) -> Event:
     event.seq, event.time = seq, time  # type: ignore[assignment]  # a foreign log may hold a fraction
     event.source_event_seqs, event.surface_op = record.get("sourceEventSeqs"), record.get("surfaceOp")
     event.extra = _rest(cls, data) if known != len(data) else None
-    event.omitted = tuple(field.attribute for field in cls.ALWAYS if field.name not in data) if cls.ALWAYS else ()
+    event.omitted = () if not cls.ALWAYS or data.keys() >= cls.ALWAYS else _omitted(cls, data)
     return event
 
 
@@ -797,6 +797,10 @@ _new = object.__new__
 def _rest(cls: type[Event], data: JsonObject) -> JsonObject:
     known = {field.name for field in cls.FIELDS}
     return {name: value for name, value in data.items() if name not in known}
+
+
+def _omitted(cls: type[Event], data: JsonObject) -> tuple[str, ...]:
+    return tuple(field.attribute for field in cls.FIELDS if field.always and field.name not in data)
 
 
 def _event_with_care(record: JsonObject) -> Event:
@@ -837,6 +841,6 @@ def _event_with_care(record: JsonObject) -> Event:
         source_event_seqs=record.get("sourceEventSeqs"),
         surface_op=record.get("surfaceOp"),
         extra=rest or None,
-        omitted=tuple(field.attribute for field in cls.FIELDS if field.always and field.name not in data),
+        omitted=_omitted(cls, data),
         **values,
     )

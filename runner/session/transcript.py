@@ -46,18 +46,18 @@ def transcript_parts(header: JsonObject, events: Iterable[Event | ChunkRow], *, 
         full: Show long content whole.
     """
     yield neutral_line(_heading(header))
-    chunks: list[int] = []
+    first, count = 0, 0  # of the chunks that were not shown yet
     for event in events:
-        if isinstance(event, (ev.AssistantChunk, ChunkRow)):
-            last = event.seq + event.count - 1 if isinstance(event, ChunkRow) else event.seq
-            chunks = [chunks[0] if chunks else event.seq, last]
+        if isinstance(event, (ChunkRow, ev.AssistantChunk)):
+            first = first if count else event.seq
+            count += event.count if isinstance(event, ChunkRow) else 1
             continue
-        if chunks:
-            yield _chunk_line(chunks)
-            chunks = []
-        yield from _parts_of(event, full=full)
-    if chunks:
-        yield _chunk_line(chunks)
+        if count:
+            yield _chunk_line(first, count)
+            count = 0
+        yield _part_of(event, full=full)
+    if count:
+        yield _chunk_line(first, count)
 
 
 def _heading(header: JsonObject) -> str:
@@ -88,20 +88,20 @@ def _clock_of_second(second: float) -> str | None:
     return shown if ":" in shown else None
 
 
-def _chunk_line(span: list[int]) -> str:
-    return f"{span[0]:>7}  {'assistant/chunk':<20}  {span[1] - span[0] + 1} chunks"
+def _chunk_line(first: int, count: int) -> str:
+    return f"{first:>7}  {'assistant/chunk':<20}  {count} chunks"
 
 
-def _parts_of(event: Event, *, full: bool) -> Iterator[str]:
+def _part_of(event: Event, *, full: bool) -> str:
     summary, content = _describe(event)
     name = event.record()["type"] if isinstance(event, (ev.UnknownEvent, ev.TeamEvent)) else event.TYPE
-    yield neutral_line(f"{event.seq:>7}  {name:<20}  {_clock(event.time)}  {_cut(summary, full=full)}".rstrip())
+    shown = neutral_line(f"{event.seq:>7}  {name:<20}  {_clock(event.time)}  {_cut(summary, full=full)}".rstrip())
     for text in content:
         rest = 0 if full else len(text) - CUT
-        shown = neutral_text(text[:CUT] if rest > 0 else text)
-        yield _MARGIN + shown.replace("\n", _NEXT_LINE)
+        shown += _NEXT_LINE + neutral_text(text[:CUT] if rest > 0 else text).replace("\n", _NEXT_LINE)
         if rest > 0:
-            yield f"{_MARGIN}[{rest} more characters; --full shows them]"
+            shown += f"{_NEXT_LINE}[{rest} more characters; --full shows them]"
+    return shown
 
 
 def _cut(text: str, *, full: bool) -> str:
