@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from runner import diagnostics
-from runner.agent.budget import LimitExceeded, LimitState, RunStopped, amounts_of
+from runner.agent.budget import NOTICE_SHARE, LimitExceeded, LimitState, RunStopped, amounts_of
 from runner.agent.hook import RequestEnded, StepStarting, TurnOver, ask, hooks_at, show
 from runner.agent.prompt import user_message
 from runner.agent.request import Body, RequestBody, check_rebuild
@@ -399,8 +399,10 @@ class Loop:
         messages = []
         for state in self._budget.notices(least):
             self._append(ev.LimitReached(name=state.name, used=state.used, max=state.max, percent=90))
+            near = state.used >= NOTICE_SHARE * state.max
+            what = "is nearly used up" if near else "has room for about one more request"
             text = (
-                f"The limit {state.name} is nearly used up ({amount(state.used)} of {amount(state.max)}). "
+                f"The limit {state.name} {what} ({amount(state.used)} of {amount(state.max)} are used). "
                 "Finish what matters most and give your answer."
             )
             messages.append(user_message(text, message_id=self._new_id(), kind="plugin", plugin="limits"))

@@ -38,6 +38,16 @@ class DeniedCall:
     why: str
 
 
+@record
+class EscalatedCall:
+    """One call that ran in a wider mode than the run's, and the rule that let it."""
+
+    tool: str
+    what: str
+    mode: str
+    rule: str | None
+
+
 @mutable_record
 class Facts:
     """What a log says about its run; everything may be missing in a log of another harness."""
@@ -61,6 +71,8 @@ class Facts:
     findings_total: int = 0
     denied: list[DeniedCall] = field(default_factory=list)
     denied_total: int = 0
+    escalated: list[EscalatedCall] = field(default_factory=list)
+    escalated_total: int = 0
     writes: dict[str, None] = field(default_factory=dict)
     writes_total: int = 0
     limits: list[ev.LimitReached] = field(default_factory=list)
@@ -228,6 +240,11 @@ class FactsFold:
         if event.outcome != "allowed-once":
             self._rules[asked.call_id] = (event.rule, what[:500])
             return
+        if asked.escalation is not None:
+            self.facts.escalated_total += 1
+            if len(self.facts.escalated) < MOST_SHOWN:
+                mode = str(asked.escalation.get("mode"))
+                self.facts.escalated.append(EscalatedCall(asked.tool_name, what[:500], mode, event.rule))
         for path in writes:
             if path not in self.facts.writes:
                 self.facts.writes_total += 1
@@ -259,8 +276,17 @@ class FactsFold:
     def _end_seed(self, _: ev.SessionEndSeed) -> None:
         """What a fork's parent did is not the fork's; what it was asked, and began with, still holds."""
         facts = self.facts
-        for kept in (facts.findings, facts.denied, facts.writes, facts.limits, facts.artifacts, facts.egress):
+        for kept in (
+            facts.findings,
+            facts.denied,
+            facts.writes,
+            facts.limits,
+            facts.artifacts,
+            facts.egress,
+            facts.escalated,
+        ):
             kept.clear()
+        facts.escalated_total = 0
         facts.denied_total = facts.writes_total = facts.redactions = facts.retries = facts.resumes = 0
         facts.findings_total = 0
         facts.output_bytes = facts.tool_ms = facts.duration_ms = facts.egress_more = 0

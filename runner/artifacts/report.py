@@ -260,7 +260,8 @@ def _limits(usage: JsonObject, facts: Facts) -> list[str]:
         (code_span(limit["name"]), _number(limit["used"]), _number(limit["max"])) for limit in facts.limit_table(usage)
     ]
     lines = [
-        f"- {code_span(event.name)}: {event.percent} % at {amount(event.used)} of {amount(event.max)}"
+        f"- {code_span(event.name)}: {'reached' if event.percent == 100 else 'the model was told'} "
+        f"at {amount(event.used)} of {amount(event.max)}"
         for event in facts.limits
     ]
     parts = [_table(("limit", "used", "most"), rows)] if rows else []
@@ -279,6 +280,13 @@ def _sandbox(facts: Facts) -> list[str]:
         f"- trust of the trigger: {code_span(facts.trust or '')}",
     ]
     lines += _egress(facts)
+    lines += [
+        f"- **ran in {code_span(call.mode)}**, by the rule {code_span(call.rule or '')}: "
+        f"{code_span(call.tool)} {code_span(call.what)}"
+        for call in facts.escalated[:_PATHS_SHOWN]
+    ]
+    if facts.escalated_total > _PATHS_SHOWN:
+        lines.append(f"- further calls that ran in a wider mode: {facts.escalated_total - _PATHS_SHOWN}")
     if facts.redactions:
         lines.append(f"- known secrets taken out of the log: {facts.redactions}")
     missing = [str(name) for name in sandbox.get("notEnforced") or ()]

@@ -124,6 +124,9 @@ def _tool_lines(report: JsonObject) -> Iterator[str]:
     if opaque:
         yield f"  {_OPAQUE}: {', '.join(opaque)}"
     yield f"  sandbox: {mode}, {_NARROW[mode]}"
+    wider = dict.fromkeys(rule for tool in tools for rule in tool["escalated"])
+    if wider:
+        yield f"  but a call may ask for a wider mode for itself alone, by the rules {', '.join(wider)}"
 
 
 def _rule_lines(rule: JsonObject, trust: str) -> Iterator[str]:

@@ -86,6 +86,10 @@ def test_what_is_approved_once_is_not_approved_twice(
     assert [(data["outcome"], data["rule"]) for data in decided] == [
         ("allowed-once", rule) for rule in ("rest", "wide", "wide", "rest")
     ]
+    report = (finished.artifacts / "summary.md").read_text()
+    assert report.count("- **ran in `danger-full-access`**, by the rule `wide`: `shell` `touch ") == 2
+    plan = run_nightshift("plan", task, "--workspace", finished.lines[0]["cwd"]).stdout
+    assert "but a call may ask for a wider mode for itself alone, by the rules wide" in plan
     assert_verifies(finished, run_nightshift)
 
 

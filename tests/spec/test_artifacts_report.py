@@ -243,7 +243,7 @@ def test_a_limit_below_a_cent_is_not_shown_as_nothing() -> None:
 
     assert "| `cost` | unknown | 0.004 |" in limits
     assert "| `tokens` | 1 | 10,000,000 |" in limits
-    assert "`tokens`: 90 % at 9,000,001 of 10,000,000" in limits
+    assert "`tokens`: the model was told at 9,000,001 of 10,000,000" in limits
 
 
 def test_checks_have_a_row_each() -> None:
