@@ -117,6 +117,9 @@ def _redecide(policy: Policy, source: SessionSource, known: set[str], found: IO[
             found.write(json.dumps(difference_value(difference)) + "\n")
     except LogError as error:
         raise source.located(error, None) from None
+    if source.dropped and not counts.calls:  # no difference would mean nothing
+        what = f"{source.name}: cut off before its first call, so there is nothing to compare ({source.dropped})"
+        raise LogError(what, hint="name a session whose log holds calls")
     if source.dropped:
         say(neutral_line(f"note: {source.name}: {source.dropped}"))
     return counts

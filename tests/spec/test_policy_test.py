@@ -691,3 +691,18 @@ def test_the_end_of_a_killed_log_is_said_to_be_missing(
     assert done.exit_code == 1
     assert "note: " in done.stderr
     assert "torn.jsonl" in done.stderr
+
+
+def test_a_log_that_is_cut_off_before_its_first_call_proves_nothing(
+    recorded: Recorded, run_nightshift: Nightshift, tmp_path: Path
+) -> None:
+    """Code 13: "no differences" would be read as a proof."""
+    recorded.close()
+    header, *lines = open_session(str(tmp_path / "artifacts")).raw_lines()
+    (tmp_path / "torn.jsonl").write_bytes(header + b"\n" + lines[0][:40])
+
+    done = run_nightshift("policy", "test", write_policy(tmp_path, LOOK), tmp_path / "torn.jsonl")
+
+    assert done.exit_code == 13
+    assert "torn.jsonl: cut off before its first call" in done.stderr
+    assert "differences" not in done.stdout
