@@ -130,12 +130,16 @@ class _Reader:
         if self._at < len(self._lines) and self._names_follow():
             old, new = (_name(line[4:]) for line in self._lines[self._at : self._at + 2])
             names = _without_prefixes(old, new)
+            if renamed is not None and names != renamed:
+                said = f"{names[0] or _NOTHING} to {names[1] or _NOTHING} at line {self._at + 1}"
+                raise PatchError(
+                    f"the file at line {start + 1} is renamed from {renamed[0]} to {renamed[1]}, and is changed from "
+                    f"{said}; begin another file with its own 'diff --git' line"
+                )
             self._at += 2
         elif names is None:
             name = _one_name(first.removeprefix("diff --git "), start + 1)
             names = (None if "new file mode" in named else name), (None if "deleted file mode" in named else name)
-        if renamed is not None and names != renamed:
-            raise PatchError(f"the file at line {start + 1} is renamed from {renamed[0]}, and is {names[0]} elsewhere")
         file = FilePatch(*names, executable=_executable(named), hunks=tuple(self._hunks(names)))
         _check(file, named, start + 1)
         return file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -48,6 +49,7 @@ def test_a_file_is_made_read_edited_and_found(bench: Bench) -> None:
         == "src/a.py:1:one = 1\nsrc/new/b.py:1:x = 1\nsrc/new/b.py:2:y = 3"
     )
     assert bench.good("grep", pattern="two", path="src/a.py") == "src/a.py:2:two = 2"
+    assert bench.good("write_file", path="src/a.py", content="x") == "replaced src/a.py (1 byte)"
     assert bench.good("write_file", path="src/a.py", content="") == "replaced src/a.py (0 bytes)"
     assert bench.good("read_file", path="src/a.py") == "[empty]"
 
@@ -109,7 +111,7 @@ def test_paths_are_decided_on_resolved_and_used_as_decided(bench: Bench) -> None
     assert writes[3:5] == [(f"{root}/src/real/new/g",), (f"{root}/src/file-link",)]
     assert reads[5] == (f"{root}/src/real",)
     assert error is ErrorCode.SANDBOX_DENIED
-    assert "symbolic link" in text
+    assert text == "src/file-link is a symbolic link to real/f, and links are not followed here"
     assert (bench.root / "src/real/f").read_text() == "target\n"
 
 
@@ -133,7 +135,10 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("write_file", {"path": "src", "content": ""}, "src is a folder"),
     ("edit_file", {"path": "src/a.py", "edits": [{"old": " = ", "new": ""}]}, "at lines 1, 2"),
     ("edit_file", {"path": "src/a.py", "edits": [{"old": "tow = 2", "new": ""}]}, "2: two = 2"),
+    ("read_file", {"path": "src/loop"}, "src/loop is a symbolic link to loop, which leads back to it"),
+    ("write_file", {"path": "src/loop", "content": ""}, "which leads back to it"),
     ("glob", {"pattern": "../*"}, "not relative"),
+    ("glob", {"pattern": ""}, "is empty"),
     ("glob", {"pattern": "*", "path": "gone"}, "gone does not exist"),
     ("grep", {"pattern": "("}, "no regular expression"),
 ]
@@ -142,6 +147,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
 def test_a_failed_file_operation_says_what_to_do_differently(bench: Bench) -> None:
     """The message names the file as the model does; the run goes on."""
     (bench.root / "src" / "binary").write_bytes(b"\0\1\2")
+    (bench.root / "src" / "loop").symlink_to("loop")
 
     for name, arguments, says in MISTAKES:
         error, text = bench.bad(name, **arguments)
@@ -301,6 +307,7 @@ def test_a_command_for_the_background_runs_on_and_ends_with_the_turn(bench: Benc
     for number in (1, 2):
         result = bench.run("shell", "same id", command=f"echo started {number}; exec sleep 600", background=True)
         assert result.error is None
+        assert not re.search(r"process|\bpid\b", text_of(list(result.content)))
         output = text_of(list(result.content)).split("`tail ")[1].split("`")[0]
         deadline = time.monotonic() + 10
         while "started" not in bench.good("shell", command=f"cat {output}") and time.monotonic() < deadline:
@@ -366,6 +373,10 @@ def test_searches_say_what_they_left_out(bench: Bench) -> None:
     (bench.root / "src" / "x.log").write_text("match\n")
     left_out = "[1 file or folder that git ignores left out; name one as path to look into it]"
     assert bench.good("glob", pattern="**/*.log") == f"no file matches\n{left_out}"
+    some = "[1 file or folder that git ignores left out]"
+    (bench.root / "src" / ".gitignore").write_text("*.log\n")
+    assert bench.good("glob", pattern="**/*", path="src") == f"src/.gitignore\nsrc/a.py\nsrc/binary\n{some}"
+    assert bench.good("grep", pattern="two", path="src") == f"src/a.py:2:two = 2\n{some}"
     assert bench.good("grep", pattern="match", path="src/x.log") == "src/x.log:1:match"
 
 
@@ -430,6 +441,7 @@ def test_a_todo_list_goes_into_the_log(tmp_path: Path) -> None:
 
     result = bench.run("todo", todos=todos)
     error, _ = bench.bad("todo", todos=[{"content": "x", "status": "done"}])
+    assert bench.good("todo", todos=todos[:1]) == "1 todo: 0 pending, 0 in_progress, 1 completed"
     bench.close()
 
     assert text_of(list(result.content)) == "2 todos: 0 pending, 1 in_progress, 1 completed"

@@ -106,6 +106,7 @@ def test_a_file_is_deleted_only_with_all_of_its_lines(bench: Bench) -> None:
     ("second", "says"),
     [
         ("--- a/src/b.py\n+++ b/src/b.py\n@@ -1,2 +1,2 @@\n one\n-tow\n+2\n", "nearest lines:\n1: one\n2: two"),
+        ("--- a/src/b.py\n+++ b/src/b.py\n@@ -1,2 +1,2 @@\n @@@@\n-two\n+2\n", "to line 2 of the hunk's old lines"),
         ("--- a/src/gone.py\n+++ b/src/gone.py\n@@ -1 +1 @@\n-x\n+y\n", "src/gone.py does not exist"),
         ("--- /dev/null\n+++ b/src/b.py\n@@ -0,0 +1 @@\n+x\n", "src/b.py is to be made and is there already"),
         ("--- /dev/null\n+++ b/src/b.py/x\n@@ -0,0 +1 @@\n+x\n", "src/b.py is not a folder"),

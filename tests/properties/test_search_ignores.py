@@ -126,6 +126,10 @@ def test_what_is_listed_is_what_git_would_list(
 @example(lines=["[[:alpha:]b", "[]a]", "[!]a]"], paths=["a", "b", "]", "#", "[", "é"])
 @example(lines=["?**/b"], paths=["a/a/b", "aa/b", "ab", "a/b"])
 @example(lines=["[-b]", "[a-[:alpha:]-c]!"], paths=["a/a/b", "aa/b", "a", "b", "-", "-!", "b!"])
+@example(
+    lines=["*a*b*", "**/a/**/b/**/a", "a/*b*a*/**", "**/*a*/**\\/b"],
+    paths=["ab", "a/b/a", "a/a/b/b/a", "a/bba/x", "b/a/b"],
+)
 @example(lines=["a/", "!a", "*/b/", "!*"], paths=["a/b", "b/b/a", "a", "b"])
 def test_a_rule_means_what_it_means_to_git(empty_repository: Path, lines: list[str], paths: list[str]) -> None:
     """Any rules against any paths, in one file of rules."""
@@ -174,6 +178,8 @@ CONTENTS = st.lists(
             "é".encode(),
             b"x" * 400,
             b"needles",
+            b"needle\r\n",
+            b"\r",
         ]
     ),
     max_size=8,
@@ -188,7 +194,7 @@ MARKED = CONTENTS.map(lambda data: b"\xef\xbb\xbf" + data)
     tree=st.dictionaries(PATHS, st.one_of(CONTENTS, WIDE, MARKED), min_size=1, max_size=8),
     rules=RULES,
     pattern=st.sampled_from(
-        ["needle", "need(le)?s", "^needle$", "needle|x", "(?i)needle", "need.e", "nee", r"needle\b"]
+        ["needle", "need(le)?s", "^needle$", "needle|x", "(?i)needle", "need.e", "nee", r"needle\b", "needle$", "s$"]
     ),
     glob=st.sampled_from([None, "*.a", "a*", "**/b/*", "{a,b}", "é"]),
     limit=st.sampled_from([2, 100]),

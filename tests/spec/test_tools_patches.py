@@ -88,6 +88,8 @@ def test_an_empty_line_is_an_empty_line_of_context() -> None:
         ("diff --git a/x b/x\ndeleted file mode 160000\n--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-S\n", "a submodule"),
         ("diff --git a/x b/y\nrename from x\n", "needs both"),
         ("diff --git a/x b/y\nrename from x\nrename to y\n--- a/z\n+++ b/y\n@@ -1 +1 @@\n-a\n+b\n", "renamed from x"),
+        ("diff --git a/x b/y\nrename from x\nrename to y\n--- /dev/null\n+++ b/z\n@@ -0,0 +1 @@\n+b\n",
+         "from x to y, and is changed from /dev/null to z at line 4; begin another file with its own 'diff --git'"),
         ("diff --git a/x b/x\nnew file mode 100644\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n", "by its mode line"),
         ("diff --git one two\nold mode 100644\nnew mode 100755\n", "cannot be told"),
         ("--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-1\n\\ No newline at end of file\n-2\n+3\n+4\n", "its head counts"),

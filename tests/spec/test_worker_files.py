@@ -208,12 +208,27 @@ def test_no_component_of_a_path_is_followed_when_it_is_a_link(worker: Client, op
     (worker.root / "dangling").symlink_to("real/new.txt")
     more: dict[str, Any] = {"content": "changed", "edits": _edits(("kept", "changed"))}
 
-    for name in ("file-link", "folder-link/a.txt", "dangling"):
+    leads = {"file-link": "/a.txt", "folder-link/a.txt": "", "dangling": "/new.txt"}
+    for name in leads:
         code, message = worker.refused(op, name, **more)
-        assert code == "DENIED"
-        assert "symbolic link" in message
+        assert code == "LINK"
+        assert f"is a symbolic link to real{leads[name]}, and links are not followed" in message
     assert (worker.root / "real" / "a.txt").read_text() == "kept"
     assert not (worker.root / "real" / "new.txt").exists()
+
+
+@pytest.mark.parametrize("op", ["read", "write", "edit"])
+def test_a_link_that_leads_back_to_itself_is_named_as_such(worker: Client, op: str) -> None:
+    """There is no target that could be used instead."""
+    (worker.root / "loop").symlink_to("loop")
+    (worker.root / "there").symlink_to("back")
+    (worker.root / "back").symlink_to("there")
+    more: dict[str, Any] = {"content": "x", "edits": _edits(("a", "b"))}
+
+    for name, target in (("loop", "loop"), ("there", "back"), ("loop/below", "loop")):
+        code, message = worker.refused(op, name, **more)
+        assert code == "INVALID"
+        assert message.endswith(f"is a symbolic link to {target}, which leads back to it")
 
 
 @pytest.mark.parametrize("name", ["/", "/tmp/..", "../x", "a\0b", ""])
@@ -327,7 +342,23 @@ def test_a_missed_edit_shows_the_nearest_lines(worker: Client) -> None:
     assert "but for blanks" in blanks
     assert "\n4: def g():\n5:     pass" in blanks
     assert "nearest lines:\n2:     return compute(1)" in slip
-    assert "no line of it looks like" in nothing
+    assert "no line of it looks like any line of old" in nothing
+
+
+def test_a_missed_edit_whose_first_line_is_like_none_shows_where_the_others_are(worker: Client) -> None:
+    """The first line that is there exactly counts, else the most alike; the message says which line of old that is."""
+    (worker.root / "a.py").write_text("import os\n\nx = alpha + beta\ny = x * 2\n}\nreturn y\n")
+
+    _, exact = worker.refused(
+        "edit", "a.py", edits=_edits(("def calc_total():\n}\nx = alpha + beta\ny = x * 2\nreturn y", "z"))
+    )
+    _, alike = worker.refused("edit", "a.py", edits=_edits(("def calc_total():\n\nx = alpha - beta\nq", "z")))
+
+    assert exact == (
+        "old is not in the file; nearest lines to line 3 of old, whose line 1 is like none:"
+        "\n1: import os\n2: \n3: x = alpha + beta\n4: y = x * 2\n5: }"
+    )
+    assert "nearest lines to line 3 of old, whose line 1 is like none:\n1: import os\n2: \n3: x = alpha" in alike
 
 
 def test_the_nearest_line_among_thousands_that_look_alike_is_found_soon(worker: Client) -> None:
@@ -336,7 +367,8 @@ def test_the_nearest_line_among_thousands_that_look_alike_is_found_soon(worker: 
     (worker.root / "a.txt").write_text("\n".join(lines))
     started = time.monotonic()
 
-    answer = worker.ask("edit", "a.txt", edits=[{"old": f"{'hgfedcba ' * 20}", "new": ""}])
+    old = "\n".join(["@@@", *(f"{'hgfedcba ' * 20}{number}" for number in range(100))])
+    answer = worker.ask("edit", "a.txt", edits=[{"old": old, "new": ""}])
 
     assert answer["code"] == "NO_MATCH"
     assert time.monotonic() - started < 10

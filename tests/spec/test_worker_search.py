@@ -101,6 +101,42 @@ def test_a_pattern_that_leaves_the_folder_or_makes_no_sense_is_refused(tmp_path:
     assert (answer["ok"], answer["code"]) == (False, "INVALID")
 
 
+def test_an_empty_pattern_is_said_to_be_empty(tmp_path: Path) -> None:
+    """It is no matter of folders."""
+    assert _ask("glob", tmp_path, pattern="", limit=10)["message"].startswith("the pattern is empty")
+
+
+def test_a_bracket_or_brace_that_is_not_closed_is_itself(tmp_path: Path) -> None:
+    """As in bash; a closed one without a comma too."""
+    _tree(tmp_path, "[a", "{a", "{a}", "{b,c", "a", "x[!]")
+
+    for pattern in ("[a", "{a", "{a}", "{b,c", "x[[]!]", "*[!]"):
+        assert len(_glob(tmp_path, pattern)["paths"]) == 1
+    assert _glob(tmp_path, "?a")["paths"] == ["[a", "{a"]
+
+
+MANY_STARS = ["*" * 200 + "z", "*a" * 60 + "z", "**/" * 200 + "z", "?*" * 60 + "z"]
+
+
+@pytest.mark.parametrize("pattern", MANY_STARS)
+def test_many_wildcards_take_no_time(tmp_path: Path, pattern: str) -> None:
+    """In a glob, the filter of grep and a rule of git."""
+    deep = "/".join("a" * 100)
+    _tree(tmp_path, "a" * 250, "a" * 249 + "z", f"{deep}/b", f"{deep}/z")
+    started = time.monotonic()
+
+    found = _glob(tmp_path, f"{pattern}")["paths"]
+    searched = _grep(tmp_path, "text", glob=pattern)["lines"]
+    rules = f"{pattern}\n/**/{pattern}\n{'a/**/' * 60}q\n{'**/a/' * 60}q\n{'**/a*/' * 60}q\n"
+    (tmp_path / ".gitignore").write_text(rules)
+    kept = _glob(tmp_path, "**")["paths"]
+
+    assert time.monotonic() - started < 10
+    assert [path[-2:] for path in found if "/" not in path] == (["az"] if not pattern.startswith("**/") else [])
+    assert {line.partition(":")[0][-1] for line in searched} == {"z"}
+    assert ("a" * 250 in kept, "a" * 249 + "z" in kept, f"{deep}/b" in kept) == (True, pattern.startswith("**/"), True)
+
+
 def test_links_are_listed_and_not_followed(tmp_path: Path) -> None:
     """A link to a folder outside, or in a circle, is a leaf."""
     _tree(tmp_path, "in/a.py")
@@ -157,6 +193,18 @@ def test_grep_gives_path_line_and_text(tmp_path: Path) -> None:
 
     assert value["lines"] == ["src/a/z.txt:1:TODO last", "src/b.txt:2:TODO one", "src/b.txt:4:x TODO two"]
     assert (value["more"], value["binary"]) == (False, 0)
+
+
+def test_a_line_is_matched_without_its_end(tmp_path: Path) -> None:
+    """CRLF is a line end like any other, in a large file too; text, numbers and columns are the same."""
+    (tmp_path / "a.txt").write_bytes(b"TODO z\r\nq\r\nz\n")
+    large = b"TODO z\r\n" + b"x" * 99 + b"\r\n"
+    (tmp_path / "b.txt").write_bytes(large + (b"-" * 998 + b"\r\n") * 60_000)
+
+    assert _grep(tmp_path, "z$")["lines"] == ["a.txt:1:TODO z", "a.txt:3:z", "b.txt:1:TODO z"]
+    assert _grep(tmp_path, "^TODO z$")["lines"] == ["a.txt:1:TODO z", "b.txt:1:TODO z"]
+    assert _grep(tmp_path, "q$")["lines"] == ["a.txt:2:q"]
+    assert _grep(tmp_path, "\r")["lines"] == []
 
 
 def test_grep_searches_one_file(tmp_path: Path) -> None:

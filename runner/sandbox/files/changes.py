@@ -25,6 +25,12 @@ _MAY_NOT_CREATE = (errno.EACCES, errno.EPERM, errno.EROFS)
 _MAY_NOT_RENAME = (*_MAY_NOT_CREATE, errno.EBUSY, errno.EXDEV)
 
 
+_WIDTH = 200
+"""Characters of a line that are compared with those of another."""
+
+_COMPARED = 8
+"""Lines of a text that are looked for one by one; each can take a tenth of a second."""
+
 UMASK = os.umask(0o077)
 os.umask(UMASK)
 
@@ -149,7 +155,7 @@ def _replace_once(text: str, old: str, new: str, where: str, *, unix: bool) -> t
         old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
         at = text.find(old)
     if at < 0:
-        raise Refusal("NO_MATCH", f"{where}old is not in the file{nearest(text, old)}")
+        raise Refusal("NO_MATCH", f"{where}old is not in the file{nearest(text, old, 'old')}")
     matches = [at]
     while len(matches) <= 10 and (following := text.find(old, matches[-1] + 1)) >= 0:
         matches.append(following)
@@ -162,10 +168,8 @@ def _replace_once(text: str, old: str, new: str, where: str, *, unix: bool) -> t
     return text[:at] + new + text[at + len(old) :], text.count("\n", 0, at) + 1
 
 
-def nearest(text: str, old: str) -> str:
-    """The lines of the file that look most like ``old``, as the end of a message."""
-    import difflib
-
+def nearest(text: str, old: str, whole: str) -> str:
+    """The lines of the file that look most like ``old``, called ``whole``, as the end of a message."""
     wanted = [line.strip() for line in old.split("\n")]
     first = next((index for index, line in enumerate(wanted) if line), None)
     if first is None:
@@ -176,12 +180,32 @@ def nearest(text: str, old: str) -> str:
     for start in range(len(lines) - span + 1):
         if stripped[start : start + span] == wanted:
             return ", but for blanks at line starts or ends it is this:" + _numbered(lines, start, span)
-    candidates = _most_alike(wanted[first][:200], [line[:200] for line in stripped[:5_000] if line])
-    near = difflib.get_close_matches(wanted[first][:200], candidates, n=1, cutoff=0.6)
-    if not near:
-        return "; no line of it looks like the first line of old"
-    at = next(index for index, line in enumerate(stripped) if line[:200] == near[0])
-    return "; nearest lines:" + _numbered(lines, max(0, at - first), span)
+    chosen, near = first, _closest(wanted[first], stripped)
+    if near is None:
+        later = [index for index in range(first + 1, span) if any(c.isalnum() for c in wanted[index])]
+        there = set(stripped)
+        exact = next((index for index in later if wanted[index] in there), None)
+        if exact is not None:
+            chosen, near = exact, (1.0, wanted[exact][:_WIDTH])
+        for index in later[:_COMPARED] if exact is None else ():
+            found = _closest(wanted[index], stripped)
+            if found is not None and (near is None or found[0] > near[0]):
+                chosen, near = index, found
+        if near is None:
+            return f"; no line of it looks like any line of {whole}"
+    at = next(index for index, line in enumerate(stripped) if line[:_WIDTH] == near[1])
+    named = "" if chosen == first else f" to line {chosen + 1} of {whole}, whose line {first + 1} is like none"
+    return f"; nearest lines{named}:" + _numbered(lines, max(0, at - chosen), span)
+
+
+def _closest(text: str, lines: list[str]) -> tuple[float, str] | None:
+    """How alike the line that is most like a text is, from 0 to 1, and its start; None if none is like it."""
+    import difflib
+
+    wanted = text[:_WIDTH]
+    candidates = _most_alike(wanted, [line[:_WIDTH] for line in lines[:5_000] if line])
+    near = difflib.get_close_matches(wanted, candidates, n=1, cutoff=0.6)
+    return (difflib.SequenceMatcher(None, near[0], wanted).ratio(), near[0]) if near else None
 
 
 def _most_alike(text: str, lines: list[str]) -> list[str]:

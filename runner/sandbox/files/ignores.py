@@ -118,7 +118,7 @@ def _without_trailing_blanks(line: bytes) -> bytes:
 
 def _expression(pattern: bytes, *, whole_path: bool) -> bytes | None:
     """A pattern, or what is left of one behind its plain beginning, as a regular expression; None matches nothing."""
-    some, one = (b"[^/]*", b"[^/]") if whole_path else (b".*", b".")
+    one = b"[^/]" if whole_path else b"."
     out: list[bytes] = []
     at = 0
     while at < len(pattern):
@@ -128,14 +128,16 @@ def _expression(pattern: bytes, *, whole_path: bool) -> bytes | None:
             begins = at == 0 or pattern[at - 1 : at] == b"/"
             at += stars
             if stars == 1 or not whole_path or not begins:
-                out.append(some)
+                out.append(_SOME)
             elif pattern[at : at + 1] == b"/":
-                out.append(b"(?:.*/)?")
                 at += 1
-            elif at == len(pattern) or pattern[at : at + 2] == rb"\/":
-                out.append(b".*")
+                if out[-1:] != [_FOLDERS]:
+                    out.append(_FOLDERS)
+            elif pattern[at : at + 2] == rb"\/":  # which git takes for one folder at least
+                at += 2
+                out += [_SOME, b"/", _FOLDERS]
             else:
-                out.append(some)
+                out.append(_ANYTHING if at == len(pattern) else _SOME)
         elif character == b"[":
             found = _bracket(pattern, at)
             if found is None:
@@ -150,7 +152,49 @@ def _expression(pattern: bytes, *, whole_path: bool) -> bytes | None:
                 return None
             out.append(one if character == b"?" else re.escape(pattern[at : at + 1]))
             at += 1
-    return b"".join(out)
+    return _joined(out, whole_path=whole_path)
+
+
+_SOME, _FOLDERS, _ANYTHING = b"*", b"**/", b"**"
+"""What stands for itself in a pattern that is read: part of a name, any folders, all that follows."""
+
+
+def _joined(pieces: list[bytes], *, whole_path: bool) -> bytes:
+    """The pieces of a pattern as one expression, whose time does not grow with the number of wildcards.
+
+    What stands between two wildcards of a kind is as long wherever it fits, in names or in folders. So it is taken
+    where it fits first and never tried elsewhere: that leaves the most to what follows.
+    """
+    parts: list[list[bytes]] = [[]]
+    for piece in pieces:
+        if piece == _FOLDERS:
+            parts.append([])
+        else:
+            parts[-1].append(piece)
+    first, *rest = [_names(part, whole_path=whole_path) for part in parts]
+    if not rest:
+        return first
+    between = b"".join(b"(?>(?:.*?/)??" + part + b")" for part in rest[:-1])
+    return first + between + b"(?:.*/)?" + rest[-1]
+
+
+def _names(pieces: list[bytes], *, whole_path: bool) -> bytes:
+    """The pieces between two ``**/`` as an expression."""
+    each = b"[^/]" if whole_path else b"."
+    out: list[bytes] = []
+    name: list[bytes] = []
+    for piece in [*pieces, b"/"]:
+        if piece not in (b"/", _ANYTHING):
+            name.append(piece)
+            continue
+        stars = [index for index, part in enumerate(name) if part == _SOME]
+        for start, end in zip(stars, [*stars, None][1:], strict=True):
+            text = b"".join(name[start + 1 : end])
+            name[start] = each + b"*" + text if end is None else b"(?>" + each + b"*?" + text + b")"
+        out += name if not stars else [*name[: stars[0]], *(name[star] for star in stars)]
+        out.append(b".*" if piece == _ANYTHING else piece)
+        name = []
+    return b"".join(out[:-1])
 
 
 def _bracket(pattern: bytes, at: int) -> tuple[set[int], int] | None:

@@ -133,7 +133,8 @@ def _image(file: BinaryIO, kind: str, most: int, path: str) -> Value:
 
 def _page_value(page: _Page, size: int, encoding: str, path: str) -> Value:
     if not page.taken and page.lines:
-        raise Refusal("INVALID", f"offset {page.offset} is past the end: {shown(path)} has {page.lines} lines")
+        noun = "line" if page.lines == 1 else "lines"
+        raise Refusal("INVALID", f"offset {page.offset} is past the end: {shown(path)} has {page.lines} {noun}")
     raw = b"".join(page.taken)
     text, found = decode(raw, "utf-8", path)
     crlf = raw.count(b"\r\n") == raw.count(b"\n") > 0

@@ -83,6 +83,10 @@ def _lines(text: str) -> list[str]:
     return [piece + "\n" for piece in pieces] + ([last] if last else [])
 
 
+def _counted(lines: list[str]) -> str:
+    return "1 line" if len(lines) == 1 else f"{len(lines)} lines"
+
+
 def _joined(hunk: Arguments, side: str) -> str:
     """The lines of one side of a hunk as text."""
     lines = [line[1:] for line in hunk["lines"] if line[0] in (" ", side)]
@@ -102,7 +106,7 @@ def _find(lines: list[str], old: list[str], expected: int, done: int, where: str
     """Where the old lines of a hunk stand: at the line it names, else at the only place that is the same."""
     if not old:
         if not done <= expected <= len(lines):
-            raise Refusal("NO_MATCH", f"{where} adds lines where the file has none: it has {len(lines)} lines")
+            raise Refusal("NO_MATCH", f"{where} adds lines where the file has none: it has {_counted(lines)}")
         return expected
     count = len(old)
     if expected >= done and lines[expected : expected + count] == old:
@@ -117,7 +121,7 @@ def _find(lines: list[str], old: list[str], expected: int, done: int, where: str
     if lines and lines[len(lines) - count :] == [*old[:-1], old[-1].removesuffix("\n")] and old[-1].endswith("\n"):
         hint = "; the file has no newline at its end: say '\\ No newline at end of file' below its last line"
     else:
-        hint = nearest("".join(lines), "".join(old).removesuffix("\n"))
+        hint = nearest("".join(lines), "".join(old).removesuffix("\n"), "the hunk's old lines")
     raise Refusal("NO_MATCH", f"{where}: its old lines are not in the file{hint}")
 
 

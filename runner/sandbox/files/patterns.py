@@ -32,14 +32,21 @@ def _expand_braces(pattern: str) -> list[str]:
 
 
 def _component(part: str) -> re.Pattern[str]:
-    """One pattern component (no slash) as a regular expression for a whole name."""
+    """One pattern component (no slash) as a regular expression for a whole name.
+
+    What stands between two ``*`` is taken where it fits first and never again elsewhere, which is enough: so a name
+    is matched in a time that does not grow with the number of ``*``. A bracket that is not closed is itself.
+    """
+    pieces: list[str] = []
     out: list[str] = []
     index = 0
     while index < len(part):
         character = part[index]
         index += 1
         if character == "*":
-            out.append("" if out and out[-1] == ".*" else ".*")
+            if out or not pieces:  # else a * behind a *
+                pieces.append("".join(out))
+                out = []
         elif character == "?":
             out.append(".")
         elif character == "[" and (end := part.find("]", index + 1 + (part[index : index + 1] in ("!", "^")))) > 0:
@@ -49,7 +56,10 @@ def _component(part: str) -> re.Pattern[str]:
             index = end + 1
         else:
             out.append(re.escape(character))
-    return re.compile("(?s:" + "".join(out) + r")\Z")
+    if not pieces:
+        return re.compile("(?s:" + "".join(out) + r")\Z")
+    between = "".join(f"(?>.*?{piece})" for piece in pieces[1:])
+    return re.compile(f"(?s:{pieces[0]}{between}.*{''.join(out)})\\Z")
 
 
 class Alternative:
@@ -66,6 +76,8 @@ class Alternative:
 
 def parse_glob(pattern: str) -> list[Alternative]:
     """The alternatives that the braces of a pattern stand for."""
+    if not pattern:
+        raise Refusal("INVALID", "the pattern is empty; ** stands for all files")
     alternatives = []
     for each in _expand_braces(pattern):
         components = [part for part in each.split("/") if part not in ("", ".")]

@@ -58,15 +58,18 @@ def shown(name: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in readable)
 
 
-def _is_link(folder: int, name: str) -> bool:
+def _link(folder: int, name: str, path: str) -> Refusal | None:
+    """The refusal of a symbolic link, which says where it leads; None if ``name`` is none."""
     try:
-        return stat.S_ISLNK(os.lstat(encode_name(name), dir_fd=folder).st_mode)
+        target = os.readlink(encode_name(name), dir_fd=folder).decode("utf-8", "surrogateescape")
     except OSError:
-        return False
-
-
-def _link(path: str) -> Refusal:
-    return Refusal("DENIED", f"{shown(path)} is a symbolic link, and links are not followed here")
+        return None
+    try:
+        os.stat(encode_name(name), dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return Refusal("INVALID", f"{shown(path)} is a symbolic link to {shown(target)}, which leads back to it")
+    return Refusal("LINK", f"{shown(path)} is a symbolic link to {shown(target)}, and links are not followed here")
 
 
 def _enter(folder: int, name: str, path: str, *, create: bool) -> int:
@@ -82,8 +85,8 @@ def _enter(folder: int, name: str, path: str, *, create: bool) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise
-        if _is_link(folder, name):
-            raise _link(path) from None
+        if link := _link(folder, name, path):
+            raise link from None
         raise Refusal("NOT_FOUND", f"{shown(path)} is not a folder") from None
 
 
@@ -138,6 +141,8 @@ def open_file(folder: int, name: str, path: str) -> BinaryIO:
         found = os.lstat(encode_name(name), dir_fd=folder)
     except FileNotFoundError:
         raise Refusal("NOT_FOUND", f"{shown(path)} does not exist{_near(folder, name)}") from None
+    if stat.S_ISLNK(found.st_mode) and (link := _link(folder, name, path)):
+        raise link
     require_regular(found, path)
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(encode_name(name), flags, dir_fd=folder)
@@ -152,8 +157,6 @@ def open_file(folder: int, name: str, path: str) -> BinaryIO:
 
 def require_regular(found: os.stat_result, path: str) -> None:
     """Refuse everything but a regular file."""
-    if stat.S_ISLNK(found.st_mode):
-        raise _link(path)
     if stat.S_ISDIR(found.st_mode):
         raise Refusal("IS_DIRECTORY", f"{shown(path)} is a folder")
     if not stat.S_ISREG(found.st_mode):
@@ -173,5 +176,7 @@ def find_target(folder: int, name: str, path: str) -> os.stat_result | None:
         found = os.lstat(encode_name(name), dir_fd=folder)
     except FileNotFoundError:
         return None
+    if stat.S_ISLNK(found.st_mode) and (link := _link(folder, name, path)):
+        raise link
     require_regular(found, path)
     return found

@@ -165,7 +165,8 @@ def _search(file: BinaryIO, path: str, expression: re.Pattern[str], required: by
     except Refusal:
         found.binary += not (wide and required)
         return True
-    lines = text.split("\n")
+    # A line is matched without its end, so that $ means the same in a file with CRLF.
+    lines = text.replace("\r\n", "\n").split("\n")
     if not lines[-1]:
         lines.pop()
     return _search_lines(lines, path, expression, found)
@@ -185,7 +186,8 @@ def _long_lines(file: BinaryIO, encoding: str) -> Iterator[str]:
     """Lines of a file too large to hold; of a very long one only the start."""
     code = "latin-1" if encoding.startswith("utf-16") else "utf-8"
     while piece := file.readline(LINE):
-        yield piece.rstrip(b"\n").decode(code, "replace")
+        line = piece[:-2] if piece.endswith(b"\r\n") else piece.removesuffix(b"\n")
+        yield line.decode(code, "replace")
         while not piece.endswith(b"\n") and (piece := file.readline(LINE)):
             pass
 

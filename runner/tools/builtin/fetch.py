@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from runner.approvals.policy import CallFacts
 from runner.errors import ErrorCode, RunnerError
+from runner.figures import counted
 from runner.tools.builtin.files import WorkerTool, text_outcome
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class FetchUrl(WorkerTool):
         value = self.ask(invocation, "fetch", {"url": url, "path": url, "limit": BYTES, "seconds": SILENCE})
         if not isinstance(value, dict):
             return value
-        head = f"{value['status']} {value['reason']}, {value['type']}, {value['bytes']:,} bytes"
+        head = f"{value['status']} {value['reason']}, {value['type']}, {counted(value['bytes'], 'byte')}"
         if value["url"] != url:
             head += f", redirected to {value['url']}"
         if value["cut"]:

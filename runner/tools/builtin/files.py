@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from runner.approvals.policy import CallFacts
 from runner.errors import ErrorCode, RunnerError
+from runner.figures import counted
 from runner.tools.base import ToolOutcome
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ _SHARED = ("/tmp/", "/var/tmp/")  # noqa: S108  # paths that a model tries, not 
 
 _ERRORS = {
     "DENIED": ErrorCode.SANDBOX_DENIED,
+    "LINK": ErrorCode.SANDBOX_DENIED,
     "TIMEOUT": ErrorCode.TOOL_TIMEOUT,
     "CANCELLED": ErrorCode.CANCELLED,
 }
@@ -265,7 +267,7 @@ class WriteFile(WorkerTool):
         if isinstance(value, ToolOutcome):
             return value
         verb = "made" if value["created"] else "replaced"
-        return text_outcome(f"{verb} {shown(self._workspace, path)} ({value['bytes']} bytes)")
+        return text_outcome(f"{verb} {shown(self._workspace, path)} ({counted(value['bytes'], 'byte')})")
 
 
 EDIT_FILE: ToolSchema = {

@@ -168,9 +168,10 @@ def _label(workspace: str, path: str) -> str:
 
 def _lines(lines: list[str], nothing: str, more: str, value: JsonObject) -> str:
     notes = [more] if more else []
-    if not lines and value["ignored"]:
+    if value["ignored"]:
         ignored = counted(value["ignored"], "file or folder", "files or folders")
-        notes.append(f"{ignored} that git ignores left out; name one as path to look into it")
+        look = "" if lines else "; name one as path to look into it"
+        notes.append(f"{ignored} that git ignores left out{look}")
     if value["unreadable"]:
         notes.append(f"{counted(value['unreadable'], 'file or folder', 'files or folders')} could not be read")
     if value["incomplete"]:

@@ -143,14 +143,14 @@ class Shell:
         output = f"{self._executor.tmp}/background-{name}.log"
         try:
             # Models use one call id twice; the name with the number is this process's alone.
-            process = self._executor.start_background(command, mode=invocation.mode, output=output, call_id=name)
+            self._executor.start_background(command, mode=invocation.mode, output=output, call_id=name)
         except OSError as error:
             where = "" if error.filename is None else f": {error.filename}"
             text = f"The command could not be started: {error.strerror}{where}"
             return ToolOutcome([{"type": "text", "text": text}], error=ErrorCode.TOOL_FAILED)
         text = (
-            f"Started in the background as process {process}. Its output goes to {output}: look with "
-            f"`tail {output}`. It is ended with this turn."
+            f"Started in the background. Its output goes to {output}: look at it with `tail {output}`. "
+            f"It is ended with this turn."
         )
         return ToolOutcome([{"type": "text", "text": text}], meta={"backend": self._backend(invocation.mode)})
 

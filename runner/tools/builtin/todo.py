@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runner.approvals.policy import CallFacts
+from runner.figures import counted
 from runner.session.events import TodoWrite
 from runner.tools.base import ToolOutcome
 
@@ -61,5 +62,5 @@ class Todo:
         """Hand the list over."""
         todos = invocation.arguments["todos"]
         counts = [f"{sum(todo['status'] == state for todo in todos)} {state}" for state in STATES]
-        text = f"{len(todos)} todos: {', '.join(counts)}"
+        text = f"{counted(len(todos), 'todo')}: {', '.join(counts)}"
         return ToolOutcome([{"type": "text", "text": text}], events=[TodoWrite(todos=todos)])
