@@ -209,10 +209,10 @@ def test_no_component_of_a_path_is_followed_when_it_is_a_link(worker: Client, op
     more: dict[str, Any] = {"content": "changed", "edits": _edits(("kept", "changed"))}
 
     leads = {"file-link": "/a.txt", "folder-link/a.txt": "", "dangling": "/new.txt"}
-    for name in leads:
+    for name, target in leads.items():
         code, message = worker.refused(op, name, **more)
         assert code == "LINK"
-        assert f"is a symbolic link to real{leads[name]}, and links are not followed" in message
+        assert f"is a symbolic link to real{target}, and links are not followed" in message
     assert (worker.root / "real" / "a.txt").read_text() == "kept"
     assert not (worker.root / "real" / "new.txt").exists()
 
