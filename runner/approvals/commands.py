@@ -171,6 +171,28 @@ def reads_code(argv: Sequence[Token]) -> bool:
     return name in SUFFIX_WRAPPERS and any(token.expansion or is_interpreter(token.value) for token in argv[1:])
 
 
+_LINKING_OPTIONS = ("--archive", "--link", "--no-dereference", "--preserve", "--recursive", "--symbolic-link")
+
+
+def may_link(argv: Sequence[Token]) -> bool:
+    """Whether a command is one of the usual ones that make a link, or move one, to where another path leads then."""
+    name = basename(argv[0].value)
+    if name != "cp":
+        return name in ("link", "ln", "mv")
+    for token in argv[1:]:
+        value = token.value
+        if token.expansion and (token.variable or not value or value.startswith("-")):
+            return True
+        if value == "--":
+            return False
+        if value.startswith("--"):
+            if any(option.startswith(value.partition("=")[0]) for option in _LINKING_OPTIONS):
+                return True
+        elif value.startswith("-") and not set("PRadlrs").isdisjoint(value):
+            return True
+    return False
+
+
 def _asks_only(argv: Sequence[Token]) -> bool:
     """``command -v NAME`` only prints."""
     return len(argv) > 1 and not argv[1].expansion and argv[1].value in ("-v", "-V")

@@ -12,6 +12,7 @@ import json
 from typing import TYPE_CHECKING
 
 from runner.approvals.patterns import join_path
+from runner.approvals.redirections import OWN_PLACE, follow, is_own
 from runner.approvals.words import KNOWN_TOOLS, MATCHED_BUILTINS, SEARCH_TOOLS, basename
 from runner.permission import Mode
 from runner.record import field, record, replace
@@ -272,7 +273,8 @@ def decide(
         workspace: Absolute path, links resolved.
         mode: The run's mode.
         trust: The run's trust.
-        resolve: Resolves the absolute path of a redirection; by name only if not given.
+        resolve: Resolves the absolute path of a redirection, like ``redirections.follow``; by name only if not given.
+            OSError and ValueError make the text unanalysed.
     """
     return judge(policy, facts, workspace=workspace, mode=mode, trust=trust, resolve=resolve).decision
 
@@ -323,11 +325,29 @@ class _Case:
             from runner.approvals.shell import analyse
 
             self.analysis = analyse(facts.command)
-            follow = resolve or (lambda path: path)
-            reads += [follow(join_unresolved(self.workspace, path)) for path in self.analysis.reads]
-            writes += [follow(join_unresolved(self.workspace, path)) for path in self.analysis.writes]
+            reads += [self._lead(path, resolve or follow) for path in self.analysis.reads]
+            writes += [self._lead(path, resolve or follow) for path in self.analysis.writes]
         self.reads = tuple(dict.fromkeys(join_path(self.workspace, path) for path in reads))
         self.writes = tuple(dict.fromkeys(join_path(self.workspace, path) for path in writes))
+
+    def _lead(self, path: str, resolve: Callable[[str], str]) -> str:
+        """Where the path of a redirection leads; when nobody can tell, the text is not analysed."""
+        absolute = join_unresolved(self.workspace, path)
+        named = follow(absolute)
+        try:
+            found = resolve(absolute)
+        except (OSError, ValueError):
+            self._doubt("it cannot be told where a redirection leads")
+            return named
+        # A recorded path is where it led then; the name tells whether it could have led elsewhere.
+        if is_own(found) or is_own(named):
+            self._doubt(OWN_PLACE)
+        return found
+
+    def _doubt(self, reason: str) -> None:
+        assert self.analysis is not None
+        if self.analysis.analysed:
+            self.analysis = replace(self.analysis, analysed=False, reason=reason)
 
     def decide(self, escalation: Mode | None) -> Decision:
         """Decide the call when it asks for ``escalation``."""

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from runner.approvals.policy import judge
+from runner.approvals.redirections import follow
 from runner.record import record
 from runner.session.events import ApprovalAsked, ApprovalDecided
 
@@ -28,6 +29,16 @@ class Resolution:
     decision: Decision
     asked: ApprovalAsked
     decided: ApprovalDecided
+
+
+def follow_links(path: str) -> str:
+    """Where an absolute path leads on this machine now.
+
+    Raises:
+        OSError: That cannot be told.
+        ValueError: The path can name no file.
+    """
+    return follow(path, os.readlink)
 
 
 class Resolver:
@@ -95,7 +106,7 @@ class Resolver:
             workspace=self._workspace,
             mode=self._mode,
             trust=self._trust,
-            resolve=os.path.realpath,
+            resolve=follow_links,
         )
 
     def _decided(self, approval: str, outcome: str, rule: str | None) -> ApprovalDecided:

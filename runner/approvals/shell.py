@@ -11,7 +11,7 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING
 
-from runner.approvals.commands import ASSIGNMENT, SimpleCommand, expand, reads_code
+from runner.approvals.commands import ASSIGNMENT, SimpleCommand, expand, may_link, reads_code
 from runner.approvals.conditional import check_conditional
 from runner.approvals.lexer import (
     BODY,
@@ -31,6 +31,7 @@ from runner.approvals.lexer import (
     check_characters,
     lex,
 )
+from runner.approvals.redirections import OWN_PLACE, follow, is_own
 from runner.approvals.search import search_text
 from runner.approvals.tree import Clock, check_tree, parse
 from runner.approvals.words import CLOSING_WORDS, OPENING_WORDS, RESERVED, STEERING_VARIABLES, basename
@@ -76,8 +77,8 @@ def analyse(text: str) -> Analysis:
     except Unanalysed as verdict:
         return _searched(text, str(verdict))
     return Analysis(
-        True,
-        "",
+        not findings.doubt,
+        findings.doubt,
         tuple(findings.commands),
         tuple(findings.shadows),
         tuple(findings.assigned),
@@ -114,18 +115,22 @@ class _Level:
         bases: Possible directories now.
         chained: The ``&&`` chain of a leading ``cd`` is still going on.
         first: Number of commands found when it was opened.
+        pipe: Numbers of commands and of opened files found when the current pipeline began.
+        piped: That has more than one part.
         fed: From which command on the pipeline reads a here-document, None for none.
         feeds: Whether something in it reads one.
     """
 
-    __slots__ = ("bases", "chained", "fed", "feeds", "first", "outside", "scope")
+    __slots__ = ("bases", "chained", "fed", "feeds", "first", "outside", "pipe", "piped", "scope")
 
-    def __init__(self, bases: tuple[str, ...], count: int, *, scope: bool) -> None:
+    def __init__(self, bases: tuple[str, ...], count: int, opened: int, *, scope: bool) -> None:
         self.scope = scope
         self.outside = bases
         self.bases = bases
         self.chained = False
         self.first = count
+        self.pipe = (count, opened)
+        self.piped = False
         self.fed: int | None = None
         self.feeds = False
 
@@ -143,6 +148,10 @@ class _Findings:
         self.moved = False
         self.relative = False
         self.numbers = False
+        self.doubt = ""
+        self.links: list[tuple[int, str]] = []
+        self.opened: list[int] = []
+        self.repeats = False
         self.bases: tuple[str, ...] = ("",)
 
     # --- Sink -----------------------------------------------------------------------------------
@@ -151,11 +160,19 @@ class _Findings:
         """Note a command that has to be allowed."""
         name = command.name
         self.relative |= "/" in name and not name.startswith("/")
+        self.note_link(command, len(self.commands))
         self.commands.append(command)
 
     def wrap(self, command: SimpleCommand) -> None:
         """Note a command for denies."""
+        # The program that may run it has been noted.
+        self.note_link(command, len(self.commands) - 1)
         self.shadows.append(command)
+
+    def note_link(self, command: SimpleCommand, at: int) -> None:
+        """Note a command, as the one of number ``at``, if it may change where a path leads."""
+        if may_link(command.argv):
+            self.links.append((at, basename(command.name)))
 
     def assign(self, names: Sequence[str]) -> None:
         """Note variables that change for the whole text."""
@@ -169,6 +186,7 @@ class _Findings:
         """Read the text of a ``bash -c``."""
         first = len(self.commands)
         self.moved |= lost
+        self.repeats |= any(command.name in ("find", "xargs") for command in self.commands)
         bases = self.bases
         self.read_text(text, bases=bases, depth=depth)
         self.bases = bases
@@ -208,20 +226,37 @@ class _Findings:
             raise Unanalysed("a number may be split into words where IFS changes")
         if self.relative and any(command.moved and "/" in command.name for command in self.commands):
             raise Unanalysed("a program is named by a relative path in another directory")
+        self.check_order(0, 0, at_once=self.repeats)
 
-    def redirect(self, operator: str, target: Lexeme, bases: tuple[str, ...]) -> None:
-        """Note the file of a redirection."""
+    def check_order(self, command: int, opened: int, *, at_once: bool) -> None:
+        """Doubt a text in which a link may be made before a file is opened.
+
+        Args:
+            command: The first command to look at.
+            opened: The first opened file to look at.
+            at_once: The order of the text is not the order in which it runs.
+        """
+        for at, name in self.links:
+            if at >= command and any(at_once or at < before for before in self.opened[opened:]):
+                self.doubt = self.doubt or (
+                    f"`{name}` may change where a redirection leads; write the file in a call of its own"
+                )
+
+    def redirect(self, operator: str, target: Lexeme, bases: tuple[str, ...], before: int) -> None:
+        """Note the file of a redirection that is opened when ``before`` commands have run."""
         token = target.token
         if token is None or token.expansion or not token.value:
             raise Unanalysed("the target of a redirection is not a literal path")
         path = token.value
         if path == "/dev/null":
             return
-        if posixpath.normpath(path).startswith(("/dev/tcp/", "/dev/udp/", "//dev/")):
-            raise Unanalysed("a redirection opens a connection")
         paths = self.reads if operator == "<" else self.writes
+        if operator != "<":
+            self.opened.append(before)
         for base in bases:
             joined = posixpath.join(base, path)
+            if joined.startswith("/") and is_own(follow(joined)):
+                self.doubt = self.doubt or OWN_PLACE
             if joined not in paths:
                 paths.append(joined)
 
@@ -234,7 +269,7 @@ class _Reader:
         self.lexemes = frame.lexemes
         self.depth = depth
         self.at = 0
-        self.levels = [_Level(bases, len(findings.commands), scope=True)]
+        self.levels = [_Level(bases, len(findings.commands), len(findings.opened), scope=True)]
         self.words: list[Lexeme] = []
         self.inside: dict[int, tuple[int, int]] = {}
         self.redirections: list[tuple[str, Lexeme]] = []
@@ -269,7 +304,8 @@ class _Reader:
         """Enter a group or subshell."""
         if len(self.levels) + self.depth > MAX_DEPTH:
             raise Unanalysed(f"it is nested deeper than {MAX_DEPTH}")
-        self.levels.append(_Level(self.levels[-1].bases, len(self.findings.commands), scope=scope))
+        count, opened = len(self.findings.commands), len(self.findings.opened)
+        self.levels.append(_Level(self.levels[-1].bases, count, opened, scope=scope))
         if scope:
             self.find_leading(self.at + 1)
 
@@ -387,8 +423,11 @@ class _Reader:
         if not self.busy and not (operator == ";;" and not self.needed):
             raise Unanalysed(f"`{operator}` follows no command")
         self.end_command()
-        if operator not in ("|", "|&"):
+        if operator in ("|", "|&"):
+            self.levels[-1].piped = True
+        else:
             self.end_pipeline()
+        self.findings.repeats |= operator == "&"
         if operator in (";", "&", "||", ";;"):
             self.end_chain()
         self.needed = operator in ("|", "|&", "&&", "||")
@@ -429,6 +468,7 @@ class _Reader:
         following = self.lexemes[self.at] if self.at < len(self.lexemes) else None
         if keyword in ("if", "while", "{", "!"):
             self.begin_compound(lexeme)
+            self.findings.repeats |= keyword == "while"
             if keyword == "!":
                 if following is None or following.kind == NEWLINE:
                     raise Unanalysed("`!` stands without a command")
@@ -437,6 +477,7 @@ class _Reader:
             self.needed = True
         elif keyword in ("for", "case"):
             self.begin_compound(lexeme)
+            self.findings.repeats |= keyword == "for"
             self.open(scope=False)
             self.read_for() if keyword == "for" else self.read_case()
         elif keyword == "[[":
@@ -536,7 +577,7 @@ class _Reader:
             self.feed(first)
         for operator, target in redirections:
             if operator:
-                self.findings.redirect(operator, target, level.bases)
+                self.findings.redirect(operator, target, level.bases, first)
         if redirections:
             self.redirections = []
         if leading:
@@ -591,8 +632,12 @@ class _Reader:
             level.bases = tuple(dict.fromkeys((*level.bases, *level.outside)))
 
     def end_pipeline(self) -> None:
-        """No interpreter may read a here-document."""
+        """No interpreter may read a here-document, and what runs at once may not make links for the rest of it."""
         level = self.levels[-1]
+        if level.piped:
+            self.findings.check_order(*level.pipe, at_once=True)
+        level.pipe = (len(self.findings.commands), len(self.findings.opened))
+        level.piped = False
         if level.fed is not None:
             for command in self.findings.commands[level.fed :]:
                 if reads_code(command.argv):

@@ -551,7 +551,9 @@ def describe(value: Any) -> str:
         return f"the number {value}"
     if isinstance(value, str):
         return f"the text {shorten(value)!r}"
-    return "a list" if isinstance(value, list) else "a mapping"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    return "a mapping"
 
 
 def shorten(text: str, limit: int = 60) -> str:

@@ -69,6 +69,21 @@ def test_an_empty_list_of_rules_denies_everything(tmp_path: Path) -> None:
         ("version: 1\n", "  - {id: a, tool: shell, command: [[ls, [[x]]]], decision: allow}\n", "a text is needed"),
         (
             "version: 1\n",
+            "  - {id: a, tool: shell, command: [], decision: allow}\n",
+            "patterns is needed, this is an empty list",
+        ),
+        (
+            "version: 1\n",
+            "  - {id: a, tool: shell, command: [[]], decision: allow}\n",
+            "words is needed, this is an empty list",
+        ),
+        (
+            "version: 1\n",
+            "  - {id: a, tool: [], decision: allow}\n",
+            "a list of texts is needed, this is an empty list",
+        ),
+        (
+            "version: 1\n",
             "  - {id: a, tool: shell, command: [{argv: [ls], refuse: [-x]}], decision: allow}\n",
             "did you mean 'refuse_flags'",
         ),

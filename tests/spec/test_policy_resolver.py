@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from runner.approvals.policy import CallFacts
-from runner.approvals.resolver import Resolver
+from runner.approvals.policy import CallFacts, Decision
+from runner.approvals.redirections import OWN_PLACE, follow, is_own
+from runner.approvals.resolver import Resolver, follow_links
 from runner.config.load import Document, Mark
-from runner.config.policy import load_policy
+from runner.config.policy import load_policy, read_policy
+from runner.config.shape import shipped_directory
 from runner.permission import Mode, Trust
+from runner.tools.builtin.files import resolve_read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,3 +111,152 @@ def test_what_was_approved_once_is_not_approved_twice(resolver: Resolver) -> Non
 
     assert [each.asked.id for each in (first, second, plain)] == ["approval-1", "approval-2", "approval-3"]
     assert not plain.decision.allowed
+
+
+def shipped(workspace: Path, name: str = "refactor") -> Resolver:
+    """A resolver of a shipped policy."""
+    return Resolver(
+        read_policy(shipped_directory() / "policies" / f"{name}.policy.yaml"),
+        workspace=str(workspace),
+        mode=Mode.WORKSPACE_WRITE,
+        trust=Trust.TRUSTED,
+        new_id=lambda: "approval-1",
+    )
+
+
+def is_unanalysed(decision: Decision, reason: str = OWN_PLACE) -> bool:
+    """Whether a text is denied since nobody knows what its redirection opens."""
+    return not decision.allowed and decision.rule == "default" and f"cannot be analysed: {reason}" in decision.reason
+
+
+def test_a_protected_file_is_not_written_through_the_place_of_bash(workspace: Path) -> None:
+    """The runner's own /proc/self is another one: bash would have overwritten the file."""
+    (workspace / ".github" / "workflows").mkdir(parents=True)
+    target = workspace / ".github" / "workflows" / "ci.yml"
+    text = "cd .github/workflows && echo evil > /proc/self/cwd/ci.yml"
+
+    refused = shipped(workspace).resolve(CallFacts("shell", text), call_id="1")
+    subprocess.run(["bash", "--noprofile", "--norc", "-c", text], cwd=workspace, check=True)
+
+    assert target.read_text() == "evil\n"
+    assert is_unanalysed(refused.decision)
+    assert (refused.decided.outcome, refused.decided.rule) == ("rejected", "default")
+    assert refused.asked.paths == {"write": ["/proc/self/cwd/ci.yml"]}
+    assert shipped(workspace, "eval").decide(CallFacts("shell", text)).allowed
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "place"),
+    [
+        ("/proc/self/cwd", "x/ci.yml", "/proc/self/cwd/ci.yml"),
+        ("/proc/self", "x/cwd/ci.yml", "/proc/self/cwd/ci.yml"),
+        ("/proc/1/cwd", "x/out", "/proc/1/cwd/out"),
+        ("/proc/self/cwd/../../a", "x", "/proc"),
+        ("/dev/stdout", "x", "/dev/stdout"),
+        ("/dev/fd", "x/1", "/dev/fd/1"),
+        ("/dev", "x/fd/1", "/dev/fd/1"),
+        ("/dev", "x/../proc/self/cwd/y", "/proc/self/cwd/y"),
+        ("../../../../../../../../../../proc/self/cwd", "x/y", "/proc/self/cwd/y"),
+        ("y", "x/a", "/proc/self/cwd/a"),
+    ],
+)
+@pytest.mark.parametrize("operator", [">", "<"])
+def test_a_link_into_the_place_of_a_process_is_found(
+    workspace: Path, target: str, path: str, place: str, operator: str
+) -> None:
+    """At the end of the path, on the way, and behind other links."""
+    (workspace / "x").symlink_to(target)
+    (workspace / "y").symlink_to("z")
+    (workspace / "z").symlink_to("/proc/self/cwd")
+    resolver = shipped(workspace)
+
+    resolution = resolver.resolve(CallFacts("shell", f"cat {operator} {path}"), call_id="1")
+
+    assert is_unanalysed(resolution.decision)
+    assert resolution.asked.paths == {"write" if operator == ">" else "read": [place]}
+
+
+def test_a_directory_behind_such_a_link_is_found(workspace: Path) -> None:
+    """``cd`` goes there, and the relative path of the redirection with it."""
+    (workspace / "x").symlink_to("/proc/self/cwd")
+
+    assert is_unanalysed(shipped(workspace).decide(CallFacts("shell", "cd x && echo > y")))
+    assert shipped(workspace).decide(CallFacts("shell", "cd x && cat y")).allowed
+
+
+def test_what_cannot_be_resolved_is_not_analysed(workspace: Path) -> None:
+    """A loop and a name that is too long end in a decision, not in an error."""
+    (workspace / "loop").symlink_to("pool")
+    (workspace / "pool").symlink_to("loop/x")
+
+    for path in ("loop", "src/../loop/x", "a" * 300, f"src/{'a' * 300}/b"):
+        decision = shipped(workspace).decide(CallFacts("shell", f"echo > {path}"))
+        assert is_unanalysed(decision, "it cannot be told where a redirection leads"), path
+    assert shipped(workspace, "eval").decide(CallFacts("shell", "echo > loop")).allowed
+
+
+def test_a_component_that_may_not_be_looked_at_is_an_error() -> None:
+    """Only what is no link, or is not there, is taken by its name."""
+
+    def refuse(_path: str) -> str:
+        raise PermissionError(errno.EACCES, "no")
+
+    with pytest.raises(PermissionError):
+        follow("/a/b", refuse)
+
+
+def test_links_are_followed_as_the_kernel_does(workspace: Path) -> None:
+    """Relative and absolute ones, chains, ``..`` behind them, files as folders, and what is not there."""
+    (workspace / "src" / "deep").mkdir()
+    (workspace / "src" / "file").write_text("")
+    (workspace / "up").symlink_to("src/deep/..")
+    (workspace / "far").symlink_to(workspace / "link" / "deep")
+    (workspace / "none").symlink_to("missing/../gone")
+    (workspace / "src" / "deep" / "chain").symlink_to("../../far/../deep")
+    names = ["src", "link", "up", "far", "none", "deep", "chain", "file", "out", "..", "."]
+
+    for parts in itertools.product(names, repeat=3):
+        path = f"{workspace}//{'/'.join(parts)}"
+        assert follow_links(path) == os.path.realpath(path), path
+    assert follow_links("/") == follow("/..//.") == "/"
+
+
+def test_without_links_a_path_is_taken_by_its_name() -> None:
+    """So that a policy can be tried without the machine that it is for."""
+    assert follow("//tmp/../etc/./x") == "/etc/x"
+    assert is_own(follow("/tmp/../proc/self/cwd/../../../x"))
+    assert not any(map(is_own, ("/dev/null", "/dev/urandom", "/dev/shm/x", "/dev", "/process", "/")))
+
+
+def test_a_link_of_an_earlier_call_is_seen_and_one_of_the_same_text_not_needed(workspace: Path) -> None:
+    """Links are followed as they are when a call is decided, so a text that makes one is not analysed."""
+    (workspace / ".github").mkdir()
+    (workspace / "l").symlink_to(".github")
+    resolver = shipped(workspace)
+
+    assert resolver.decide(CallFacts("shell", "echo > l/ci.yml")).rule == "protected"
+    made = resolver.decide(CallFacts("shell", "ln -s ../.github src/l && echo > src/l/ci.yml"))
+    assert is_unanalysed(made, "`ln` may change where a redirection leads; write the file in a call of its own")
+
+
+def test_a_file_tool_is_decided_by_the_path_it_opens(workspace: Path) -> None:
+    """It opens the resolved path itself, which has no link of any process in it."""
+    (workspace / "x").symlink_to("/proc/self")
+    rules = [{"id": "here", "tool": "read_file", "paths": {"read": ["**"]}, "decision": "allow"}]
+    document = Document("test", {"version": 1, "rules": rules}, {(): Mark("test", 0, 0, "/")})
+    resolver = Resolver(
+        load_policy(document),
+        workspace=str(workspace),
+        mode=Mode.WORKSPACE_WRITE,
+        trust=Trust.TRUSTED,
+        new_id=lambda: "approval-1",
+    )
+
+    for path in ("/proc/self/environ", "x/environ", "/proc/thread-self/../environ"):
+        resolved = resolve_read(str(workspace), path)
+        resolution = resolver.resolve(CallFacts("read_file", read=(resolved,)), call_id="1")
+
+        assert not resolution.decision.allowed
+        assert "no rule allows read_file on /proc/" in resolution.decision.reason
+        assert resolution.asked.paths == {"read": [resolved]}
+        assert "self" not in resolved
