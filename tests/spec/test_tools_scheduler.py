@@ -425,19 +425,22 @@ def test_a_spill_that_cannot_be_written_ends_the_run_with_a_result(reply: Reply)
 def test_a_log_that_breaks_starts_nothing_more(tmp_path: Path) -> None:
     """Without its record nothing may happen."""
     reply = Reply(tmp_path / "log")
+    broken = threading.Event()
 
     def append(event: Event) -> Event:
         if event.TYPE == "tool/result":
+            broken.set()
             raise StorageError("disk full")
         return reply.log.append(event)
 
     reply.scheduler._append = append
 
-    def nap() -> ToolOutcome:
-        time.sleep(0.01)
+    def wait() -> ToolOutcome:
+        assert broken.wait(30)
+        time.sleep(0.2)  # until the scheduler has heard of it
         return _said("")
 
-    reply.behaviours = {str(number): nap for number in range(30)}
+    reply.behaviours = {str(number): wait for number in range(1, 30)} | {"0": lambda: _said("")}
 
     with pytest.raises(RunnerError) as caught:
         reply.run(*[f"read {number}" for number in range(30)], "write 99")
