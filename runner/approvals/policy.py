@@ -154,7 +154,7 @@ class Rule:
     @property
     def by_tool(self) -> bool:
         """Whether a call without a command matches by the name of its tool alone."""
-        return self.paths is None and not self.commands and not self.builtin
+        return self.paths is None and not self.commands and (self.any_command or not self.builtin)
 
     @property
     def names_tool(self) -> bool:
