@@ -62,7 +62,9 @@ _ABORT_CODES = {
 _HINTS = {
     ErrorCode.LIMIT_REACHED: "raise the limit in the profile, or make the task smaller",
     ErrorCode.BUDGET_EXHAUSTED: "raise the budget in the profile, or make the task smaller",
-    ErrorCode.POLICY_DENIED: "the denied calls and their rules are in summary.md; widen tools.allow or the policy if they were right",
+    ErrorCode.POLICY_DENIED: (
+        "the denied calls and their rules are in summary.md; widen tools.allow or the policy if they were right"
+    ),
 }
 
 _BUDGETS = frozenset({"cost", "tokens", "input_tokens", "output_tokens"})
