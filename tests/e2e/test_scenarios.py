@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from conftest import Finished, MakeRepo, Nightshift
 
+pytestmark = pytest.mark.slow
+
 BACKENDS = ("bubblewrap", "landlock")
 KEY = "the-content-of-a-private-key"
 TESTS = "python3 -m pytest -q -p no:cacheprovider"
