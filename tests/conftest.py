@@ -64,7 +64,7 @@ EXERCISED: Counter[str] = Counter()
 SKIPPED: Counter[str] = Counter()
 """Skipped tests by reason, those of a missing backend left out."""
 
-NOT_HERE = ("only x86-64 ", "only root ", "no control group can be made ")
+NOT_HERE = ("only x86-64 ", "only root ", "only cgroup v2 ")
 """How the reasons of skips begin that are about the machine's kind or the user, not about something missing."""
 
 

@@ -55,6 +55,10 @@ def disabled_backends(environ: Mapping[str, str]) -> frozenset[str]:
     return frozenset(names)
 
 
+PROXY_PORT = 3128
+"""Port on which a command finds the network proxy, on the loopback address of its own network."""
+
+
 @record
 class SandboxLimits:
     """Resource limits of one confined command; bytes and a number of processes."""

@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING
 from runner.errors import SandboxError
 from runner.permission import Mode
 from runner.sandbox import layout, seccomp
-from runner.sandbox.base import PROPERTIES, ConfinedCommand
+from runner.sandbox.base import PROPERTIES, PROXY_PORT, ConfinedCommand
 from runner.sandbox.cgroup import command_groups, new_group
-from runner.sandbox.egress import PORT
 from runner.sandbox.launch import memory_file, own_program
-from runner.sandbox.machine import fix_for_missing, read_machine
 from runner.sandbox.supervisor import tasks_of_user
 
 if TYPE_CHECKING:
@@ -230,19 +228,13 @@ class Bubblewrap:
     name = "bubblewrap"
 
     def __init__(self) -> None:
-        wrapper = fixed_program("bwrap")
-        if wrapper is None and _is_seen_through_a_namespace():
+        if fixed_program("bwrap") is None and _is_seen_through_a_namespace():
             raise SandboxError(
                 "this process runs inside a user namespace, where the files of root are nobody's, so no bwrap can be "
                 "known to be the system's",
                 hint="use the landlock backend there",
             )
-        if wrapper is None:
-            raise SandboxError(
-                f"no bwrap owned by root in {', '.join(_FIXED)}",
-                hint=fix_for_missing("bubblewrap", read_machine(os.environ)),
-            )
-        self._wrapper = wrapper
+        self._wrapper = self._required("bwrap", "bubblewrap")
         self._limiter = self._required("prlimit")
         self._dropper = self._required("setpriv")
         self._shell = self._required("sh", "dash")
@@ -251,6 +243,8 @@ class Bubblewrap:
     def _required(name: str, package: str = "util-linux") -> str:
         path = fixed_program(name)
         if path is None:
+            from runner.sandbox.machine import fix_for_missing, read_machine
+
             raise SandboxError(
                 f"no {name} owned by root in {', '.join(_FIXED)}",
                 hint=fix_for_missing(package, read_machine(os.environ)),
@@ -306,7 +300,9 @@ class Bubblewrap:
 
     def _inner(self, policy: SandboxPolicy) -> list[str]:
         """What runs inside before the command: it empties root's bounding set, sets limits, opens the proxy's door."""
-        door = [] if policy.doorway is None else [*own_program("doorway.py"), str(policy.doorway), str(PORT), "--"]
+        door = (
+            [] if policy.doorway is None else [*own_program("doorway.py"), str(policy.doorway), str(PROXY_PORT), "--"]
+        )
         if os.geteuid() != 0:
             return [*_limits(self._limiter, policy.limits), *door]
         kept = "".join(f",+{name}" for name in _KEPT_CAPABILITIES) if policy.keep_dac else ""

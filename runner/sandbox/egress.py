@@ -21,14 +21,12 @@ from urllib.parse import urlsplit
 from runner import diagnostics
 from runner.errors import ConfigError, RunnerError
 from runner.record import record
+from runner.sandbox.base import PROXY_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-PORT = 3128
-"""Port on which a command finds the proxy, on the loopback address of its own network."""
 
 ALLOWED = "allowed"
 DENIED = "denied"
@@ -166,7 +164,7 @@ def proxy_environment(rules: Sequence[Endpoint]) -> dict[str, str]:
 
     What a rule names must go through it; the rest of this machine's names mean the command's own network.
     """
-    address = f"http://127.0.0.1:{PORT}"
+    address = f"http://127.0.0.1:{PROXY_PORT}"
     named = {rule.host for rule in rules}
     own = ",".join(name for name in _LOCAL_NAMES if name not in named)
     upper = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), address) | {"NO_PROXY": own}

@@ -20,7 +20,6 @@ from runner.sandbox import layout, seccomp, supervisor
 from runner.sandbox.base import PROPERTIES, ConfinedCommand
 from runner.sandbox.cgroup import command_groups, new_group
 from runner.sandbox.launch import memory_file, own_program
-from runner.sandbox.machine import fix_for_landlock, read_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,6 +38,12 @@ def kernel_abi() -> tuple[int, int]:
     return supervisor.landlock_abi()
 
 
+def _unusable(reason: str, why: int) -> SandboxError:
+    from runner.sandbox.machine import fix_for_landlock, read_machine
+
+    return SandboxError(reason, hint=fix_for_landlock(why, read_machine(os.environ)))
+
+
 class Landlock:
     """Confines with Landlock under the supervisor. Needs ABI 3 (Linux 6.2)."""
 
@@ -52,13 +57,10 @@ class Landlock:
                 errno.EOPNOTSUPP: "the kernel has Landlock, but it was not switched on at boot",
                 errno.EPERM: "the Landlock system calls are refused, by the container's filter it seems",
             }
-            reason = reasons.get(why, f"Landlock does not answer: {os.strerror(why)}")
-            raise SandboxError(reason, hint=fix_for_landlock(why, read_machine(os.environ)))
+            raise _unusable(reasons.get(why, f"Landlock does not answer: {os.strerror(why)}"), why)
         if self._abi < supervisor.MINIMUM_ABI:
-            raise SandboxError(
-                f"the kernel has Landlock ABI {self._abi}, which cannot deny truncation (Linux 6.2, ABI 3, can)",
-                hint=fix_for_landlock(0, read_machine(os.environ)),
-            )
+            text = f"the kernel has Landlock ABI {self._abi}, which cannot deny truncation (Linux 6.2, ABI 3, can)"
+            raise _unusable(text, 0)
 
     def _gaps(self, policy: SandboxPolicy, plan: layout.Layout) -> tuple[str, ...]:
         missing = ["metadata", "pid_isolation", "ipc_isolation", "priority"]

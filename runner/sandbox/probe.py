@@ -19,7 +19,6 @@ from runner.record import field, record, replace
 from runner.sandbox.base import BACKENDS, DISABLE_VARIABLE, MAC_BACKENDS, disabled_backends
 from runner.sandbox.launch import interpreter
 from runner.sandbox.layout import is_within, steps_to
-from runner.sandbox.machine import fix_for_bubblewrap, read_machine
 from runner.sandbox.process import run
 
 if TYPE_CHECKING:
@@ -420,4 +419,6 @@ def fix_for(name: str, output: str, environ: Mapping[str, str]) -> str:
     """What to do about a failed probe, from what it said and from this machine."""
     if name != "bubblewrap":
         return "run 'nightshift doctor' for what the probe saw, and report it: this should work here"
+    from runner.sandbox.machine import fix_for_bubblewrap, read_machine
+
     return fix_for_bubblewrap(output, read_machine(environ))

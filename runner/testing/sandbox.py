@@ -29,6 +29,22 @@ if TYPE_CHECKING:
 
 CANARY = "unchanged\n"
 
+COUNT_FORKS = """
+import os, time
+children = 0
+for _ in range(400):
+    try:
+        pid = os.fork()
+    except OSError:
+        break
+    if pid == 0:
+        time.sleep(3)
+        os._exit(0)
+    children += 1
+print(children)
+"""
+"""A Python program that prints how many of 400 children it may have at the same time."""
+
 
 @dataclass
 class Box:

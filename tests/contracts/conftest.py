@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,3 +50,12 @@ def bare_box(place: Path) -> Iterator[Box]:
     made = make_box(place, "none")
     yield made
     made.close()
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the same user outside the sandbox, as the runner is, with a secret in its environment."""
+    process = subprocess.Popen(["/bin/sleep", "60"], env={"API_KEY": "top-secret-value"})
+    yield process
+    process.kill()
+    process.wait()

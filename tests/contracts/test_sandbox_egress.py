@@ -18,7 +18,7 @@ import pytest
 
 from runner.errors import SandboxError
 from runner.permission import Mode
-from runner.sandbox import egress
+from runner.sandbox.base import PROXY_PORT
 from runner.sandbox.egress import Endpoint, Proxy
 from runner.sandbox.executor import Executor
 
@@ -123,7 +123,7 @@ def test_what_the_list_names_is_reached(box: Box, server: int) -> None:
     """By plain HTTP, by CONNECT, and by a program that looks at the variables only."""
     network = Network(box, Endpoint("127.0.0.1", server))
     plain = network.python(FETCH, f"http://127.0.0.1:{server}/a/b?c=d")
-    tunnel = network.python(TUNNEL, f"127.0.0.1:{server}", egress.PORT)
+    tunnel = network.python(TUNNEL, f"127.0.0.1:{server}", PROXY_PORT)
 
     seen = json.loads(plain.output.decode().split(" ", 1)[1])
     assert seen == {"path": "/a/b?c=d", "host": f"127.0.0.1:{server}", "body": ""}
@@ -138,7 +138,7 @@ def test_what_the_list_does_not_name_is_not_reached(box: Box, server: int, other
     network = Network(box, Endpoint("127.0.0.1", server))
     port = network.python(FETCH, f"http://127.0.0.1:{other}/")
     name = network.python(FETCH, f"http://somewhere.example:{server}/")
-    tunnel = network.python(TUNNEL, f"127.0.0.1:{other}", egress.PORT)
+    tunnel = network.python(TUNNEL, f"127.0.0.1:{other}", PROXY_PORT)
     direct = network.run('unset ${!http*} ${!HTTP*}; exec 3<>"/dev/tcp/127.0.0.1/$1" && echo reached', server)
 
     assert port.output.startswith(b"403 nightshift: 127.0.0.1:")
@@ -227,7 +227,7 @@ def test_the_end_of_the_session_ends_connections(box: Box, other: int) -> None:
     network = Network(box, Endpoint("127.0.0.1", other))
     output = box.base / "output"
     code = TUNNEL.replace("GET /through", "X")
-    argv = ["/usr/bin/env", "python3", "-c", code, f"127.0.0.1:{other}", str(egress.PORT)]
+    argv = ["/usr/bin/env", "python3", "-c", code, f"127.0.0.1:{other}", str(PROXY_PORT)]
     network.executor.start_background(argv, mode=Mode.WORKSPACE_WRITE, output=str(output), call_id="1")
     deadline = time.monotonic() + 20
     while not network.decisions:
@@ -259,7 +259,7 @@ def test_a_command_that_could_not_open_its_door_is_a_broken_sandbox(
 ) -> None:
     """Never a command without the network it was promised."""
     network = Network(box, Endpoint("127.0.0.1", server))
-    monkeypatch.setattr("runner.sandbox.bubblewrap.PORT", 70_000)
+    monkeypatch.setattr("runner.sandbox.bubblewrap.PROXY_PORT", 70_000)
     with pytest.raises(SandboxError, match="bubblewrap sandbox could not start a command"):
         network.run("echo ran")
 

@@ -219,15 +219,6 @@ def test_a_background_process_survives_the_thread_that_started_it(box: Box, mark
     assert running_with(marker) != []
 
 
-@pytest.fixture
-def victim() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the same user outside the sandbox, as the runner is, with a secret in its environment."""
-    process = subprocess.Popen(["/bin/sleep", "60"], env={"API_KEY": "top-secret-value"})
-    yield process
-    process.kill()
-    process.wait()
-
-
 def test_the_runner_cannot_be_signalled(box: Box, victim: subprocess.Popen[bytes]) -> None:
     """Neither the runner, nor its neighbours, nor the wrapper that watches the command."""
     script = """

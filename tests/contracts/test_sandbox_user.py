@@ -30,7 +30,7 @@ from runner.sandbox.base import SandboxLimits
 from runner.sandbox.process import harden_self
 from runner.sandbox.select import select_backend
 from runner.sandbox.base import SandboxSpec
-from runner.testing.sandbox import make_box
+from runner.testing.sandbox import COUNT_FORKS, make_box
 
 harden_self()
 box = make_box(Path(sys.argv[1]) / "box", sys.argv[2])
@@ -53,22 +53,8 @@ run("read-only", 'echo x > src/new-2; echo x > README; echo x > "$TMPDIR/y" && e
 run("caps", "grep -E '^(Cap(Eff|Prm)|NoNewPrivs|Seccomp:)' /proc/self/status")
 run("runner", 'kill -0 "$1"; cat "/proc/$1/environ"; ls -l "/proc/$1/root/"', os.getpid())
 run("unshare", "unshare -Ur true && echo made; sudo -n true && echo sudo; exit 0")
-forks = '''
-import os, time
-children = 0
-for _ in range(400):
-    try:
-        pid = os.fork()
-    except OSError:
-        break
-    if pid == 0:
-        time.sleep(3)
-        os._exit(0)
-    children += 1
-print(children)
-'''
 for name, count in (("forks", 150), ("more forks", 450)):
-    result = box.python(forks, limits=SandboxLimits(processes=count))
+    result = box.python(COUNT_FORKS, limits=SandboxLimits(processes=count))
     found[name] = result.output.decode().strip()
 found["not enforced"] = executor.not_enforced(Mode.WORKSPACE_WRITE)
 box.close()

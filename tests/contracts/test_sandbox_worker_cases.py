@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -19,7 +18,8 @@ from runner.sandbox.launch import interpreter
 from runner.sandbox.supervisor import below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import subprocess
+    from collections.abc import Callable
 
     from runner.sandbox.executor import Executor
     from runner.testing.sandbox import Box
@@ -142,15 +142,6 @@ def test_a_folder_that_is_exchanged_all_the_time_leads_nowhere(box: Box, op: str
     assert any(answer["ok"] for answer in answers)
     assert any(not answer["ok"] for answer in answers)
     assert "unchanged" not in str(answers)
-
-
-@pytest.fixture
-def victim() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the same user outside the sandbox, with a secret in its environment."""
-    process = subprocess.Popen(["/bin/sleep", "60"], env={"API_KEY": "top-secret-value"})
-    yield process
-    process.kill()
-    process.wait()
 
 
 @pytest.mark.parametrize("op", ["read", "grep"])
