@@ -174,19 +174,19 @@ def proxy_environment(rules: Sequence[Endpoint]) -> dict[str, str]:
 class Door:
     """How one command reaches the proxy: it sends its listening socket through ``inside``.
 
-    Call ``passed`` once the command has that descriptor, or never will, and ``close`` when it has ended.
+    Call ``close`` when it has ended.
 
     Attributes:
-        inside: The command's end, -1 once that is passed.
+        inside: The command's end, a descriptor.
         listener: The command's listening socket, None before it has come.
     """
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
-        self._outside, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._outside, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._outside.setblocking(False)
         self.listener: socket.socket | None = None
-        self.inside = theirs.detach()
+        self.inside = self._theirs.fileno()
 
     @property
     def waits_for(self) -> socket.socket:
@@ -215,21 +215,14 @@ class Door:
         """Whether the command has opened it, or did so and is through."""
         return self._proxy.has_listener(self)
 
-    def passed(self) -> None:
-        """Let go of the command's end."""
-        if self.inside >= 0:
-            os.close(self.inside)
-            self.inside = -1
-
     def shut(self) -> None:
-        """Let go of the runner's end."""
-        for each in (self._outside, self.listener):
+        """Let go of both ends. May be called twice."""
+        for each in (self._outside, self._theirs, self.listener):
             if each is not None:
                 each.close()
 
     def close(self) -> None:
         """The command is gone: nobody comes through any more."""
-        self.passed()
         self._proxy.forget(self)
 
 

@@ -134,10 +134,6 @@ def _require_owner(workspace: str, spec: SandboxSpec) -> None:
 def _through(door: Door, command: ConfinedCommand) -> ConfinedCommand:
     """Tie a door to the life of the command it was made for. A command that did not open it was not started."""
 
-    def cleanup() -> None:
-        command.cleanup()
-        door.passed()
-
     def finish() -> None:
         command.finish()
         door.close()
@@ -145,7 +141,7 @@ def _through(door: Door, command: ConfinedCommand) -> ConfinedCommand:
     def wrapper_failed(code: int, output: bytes) -> bool:
         return command.wrapper_failed(code, output) or not door.was_opened()
 
-    return replace(command, cleanup=cleanup, finish=finish, wrapper_failed=wrapper_failed)
+    return replace(command, finish=finish, wrapper_failed=wrapper_failed)
 
 
 def _not_run(reason: str) -> ProcessResult:

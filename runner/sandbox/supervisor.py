@@ -46,8 +46,6 @@ _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION = 0x20080522
 _DAC_OVERRIDE = 1
 _FOWNER = 3
-_SIGHUP = 1
-_SIGINT = 2
 _SIGKILL = 9
 _SIGPIPE = 13
 _SIGTERM = 15
@@ -583,14 +581,9 @@ def _serve(server: int) -> int:
     stdin, stdout and stderr. The answer is the new supervisor's process id, or what failed.
     """
     import array
-    import ctypes
     import socket
 
-    libc = _libc()
-    _call("dumpable", libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
-    for number in (_SIGINT, _SIGTERM, _SIGHUP):  # the runner decides when it ends
-        libc.signal(number, ctypes.c_void_p(1))
-    runner = os.getppid()
+    _call("dumpable", _libc().prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
     space = socket.CMSG_SPACE(_REQUEST_DESCRIPTORS * array.array("i").itemsize)
     with socket.socket(fileno=server) as connection:
         while True:
@@ -601,7 +594,7 @@ def _serve(server: int) -> int:
             for _, _, data in parts:
                 descriptors.frombytes(data)
             try:
-                answer = b"%d" % _fork_supervisor(runner, list(descriptors), connection)
+                answer = b"%d" % _fork_supervisor(list(descriptors), connection)
             except OSError as error:
                 answer = os.fsencode(f"cannot fork: {error.strerror}")
             for descriptor in descriptors:
@@ -609,7 +602,7 @@ def _serve(server: int) -> int:
             connection.send(answer)
 
 
-def _fork_supervisor(runner: int, descriptors: list[int], connection: socket.socket) -> int:
+def _fork_supervisor(descriptors: list[int], connection: socket.socket) -> int:
     """Start a supervisor as a child of the runner; returns its process id.
 
     Its parent ends at once, and the runner adopts what its descendants orphan. It is known by its session and its
@@ -624,7 +617,7 @@ def _fork_supervisor(runner: int, descriptors: list[int], connection: socket.soc
                 connection.close()
                 os.close(told)
                 os.close(adopt)
-                _become_forked(runner, descriptors, tell, adopted)
+                _become_forked(descriptors, tell, adopted)
         except OSError as error:
             os._exit(error.errno or 1)
         finally:  # whatever happened, this is no second server
@@ -643,11 +636,8 @@ def _fork_supervisor(runner: int, descriptors: list[int], connection: socket.soc
         os.close(adopt)
 
 
-def _become_forked(runner: int, descriptors: list[int], tell: int, adopted: int) -> NoReturn:
+def _become_forked(descriptors: list[int], tell: int, adopted: int) -> NoReturn:
     """In the forked process: become the supervisor that the command line would have started."""
-    libc = _libc()
-    for number in (_SIGINT, _SIGTERM, _SIGHUP):
-        libc.signal(number, None)
     request, policy, status, *streams = descriptors
     os.setsid()
     with open(request, "rb") as file:
@@ -659,12 +649,9 @@ def _become_forked(runner: int, descriptors: list[int], tell: int, adopted: int)
     os.close(tell)
     os.read(adopted, 1)
     os.close(adopted)
-    if os.getppid() != runner:
-        os._exit(SETUP_FAILED)
     for descriptor, number in zip(streams, range(3), strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    os.environb.clear()
     for variable in fields.all(b"variable"):
         name, _, value = variable.partition(b"=")
         os.environb[name] = value

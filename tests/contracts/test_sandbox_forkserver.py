@@ -168,3 +168,22 @@ def test_a_server_that_does_not_start_breaks_the_sandbox(box: Box, monkeypatch: 
     box.fork_server.close()
 
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_commands_have_the_signals_of_any_program(box: Box) -> None:
+    """Nothing that the server or Python does with signals reaches what it starts; a server told to end is replaced."""
+    executor = box.executor()
+    for name in ("TERM", "INT", "HUP", "PIPE"):
+        result = run(box, executor, ["/bin/sh", "-c", f"kill -{name} $$; echo survived"])
+        assert result.exit_code == 128 + signal.Signals[f"SIG{name}"], result.output
+    os.kill(serving(box), signal.SIGTERM)
+
+    assert run(box, executor, ["/usr/bin/env"]).exit_code == 0
+
+
+def test_a_command_has_the_variables_of_its_policy_only(box: Box) -> None:
+    """None that the interpreter of the server or of the supervisor set."""
+    executor = box.executor()
+    found = run(box, executor, ["/usr/bin/env"]).output.decode().splitlines()
+
+    assert {line.partition("=")[0] for line in found} == set(executor.command(["x"], mode=executor.mode).environment)

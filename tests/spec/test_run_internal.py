@@ -47,3 +47,17 @@ def test_a_report_that_cannot_be_made_is_a_result_too(
 
     assert (finished.exit_code, finished.result["code"]) == (70, "INTERNAL")
     assert json.loads((tmp_path / "artifacts/result.json").read_text()) == finished.result
+
+
+@pytest.mark.backend("bubblewrap")
+def test_a_network_allowlist_that_cannot_work_stops_the_run_before_the_first_request(
+    scripted_task: ScriptedTask, make_repo: MakeRepo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe of the backend does not see the proxy's door, so it is tried on its own: SANDBOX_UNAVAILABLE."""
+    monkeypatch.setattr("runner.sandbox.bubblewrap.PROXY_PORT", 70_000)
+    task = scripted_task([{"text": "Done."}], profile={"sandbox": {"network": {"allow": ["127.0.0.1:1"]}}})
+
+    finished = run(task, make_repo(), tmp_path / "artifacts")
+
+    assert (finished.exit_code, finished.result["code"]) == (3, "SANDBOX_UNAVAILABLE")
+    assert finished.result["steps"] == 0
