@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,3 +162,22 @@ def test_limits_hold_for_all_processes_of_a_command_together(box: Box) -> None:
     assert box.run(several, limits=limits).output.splitlines().count(b"kept") < 3
     assert box.run(several, limits=SandboxLimits(memory=2 << 30)).output.splitlines().count(b"kept") == 3
     assert "process_limit" not in box.executor().not_enforced(Mode.WORKSPACE_WRITE)
+
+
+def test_a_group_takes_with_it_what_is_left_in_it(folder: Path) -> None:
+    """A process that nobody else ended is killed, and the group is gone."""
+    group = Groups(str(folder)).make({})
+    with subprocess.Popen(["/bin/sleep", "60"]) as left:
+        Path(group.members).write_text(str(left.pid))
+        group.remove()
+
+        assert left.wait(10) == -signal.SIGKILL
+    assert not Path(group.members).parent.exists()
+
+
+def test_a_group_whose_limits_the_kernel_refuses_is_not_left_behind(folder: Path) -> None:
+    """Its folder is gone with the error."""
+    with pytest.raises(FileNotFoundError):
+        Groups(str(folder)).make({"no.such.setting": "1"})
+
+    assert [path for path in folder.iterdir() if path.is_dir()] == []
