@@ -75,3 +75,26 @@ def test_without_network_namespaces_a_run_with_an_allowlist_does_not_start(
     assert "landlock" in finished.stderr
     assert "no network of its own" in finished.stderr
     assert finished.data_of("request/sent") == []
+
+
+@pytest.mark.backend("bubblewrap")
+def test_a_page_is_fetched_through_the_same_list(
+    port: int, run_nightshift: Nightshift, scripted_task: ScriptedTask, make_repo: MakeRepo
+) -> None:
+    """``fetch_url`` is offered since the profile names it; a place off the list is a denial by the sandbox."""
+    calls: list[dict[str, Any]] = [
+        {"tool": "fetch_url", "args": {"url": f"http://127.0.0.1:{each}/"}} for each in (port, port + 1)
+    ]
+    profile = {"sandbox": {"network": {"allow": [f"127.0.0.1:{port}"]}}, "tools": {"allow": ["fetch_url", "todo"]}}
+    calls.append({"tool": "todo", "args": {"todos": []}})
+    task = scripted_task([{"text": "I look.", "calls": calls}, {"text": "Done."}], profile=profile)
+    finished = run_nightshift("run", task, "--workspace", make_repo())
+
+    assert finished.exit_code == 0, finished.stderr
+    there, away, _ = finished.data_of("tool/result")
+    assert there["message"]["content"][0]["content"][0]["text"].startswith("501 Unsupported method")
+    assert away["error"]["code"] == "SANDBOX_DENIED"
+    assert [(data["port"], data["decision"]) for data in finished.data_of("sandbox/egress")] == [
+        (port, "allowed"),
+        (port + 1, "denied"),
+    ]
